@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``profilemate VERB``, and ``python -m analysis`` for the verb ``summary``.
+
+Nothing of this runs beside vLLM. What it needs is in the extra ``analysis``; where that is not
+installed, it says so in one line.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_NEEDED = ("polars", "typer")
+
+
+def main() -> None:
+    """The console script."""
+    run(None, "profilemate")
+
+
+def run(verb: str | None, program: str) -> None:
+    """Run the command line that is in ``sys.argv``, then exit.
+
+    Args:
+        verb: the verb that is meant without being named, or None where one has to be.
+        program: what the user calls it, for the help.
+
+    """
+    try:
+        from profilemate.commands.app import application
+
+        application(verb)(prog_name=program)
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED:
+            raise
+        print(
+            f"profilemate: {error.name} is not installed: pip install 'profilemate[analysis]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From journals to tables: followed while vLLM runs, or completed afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from profilemate.session import JOURNAL_FOLDER, METADATA_FILE
+
+
+class CollectorError(Exception):
+    """The session cannot be completed; the text says why and what to do."""
+
+
+def complete_if_ended(folder: Path) -> bool:
+    """Complete the tables from the journals if every process of the session has ended.
+
+    Returns True if the session is complete now or was before, False if it still runs: a process
+    may write, or its collector is at work.
+
+    Raises:
+        CollectorError: the folder cannot be read or written.
+
+    """
+    if not (folder / JOURNAL_FOLDER).is_dir():
+        return True
+    from profilemate.collector import offline
+
+    return offline.complete(folder, wait=False)
+
+
+def finalize(folder: Path, progress: Callable[[int, int], None] | None = None) -> None:
+    """Complete the tables from the journals; does nothing to a session that is complete.
+
+    ``progress`` is called with the journal bytes read so far and in all.
+
+    Raises:
+        CollectorError: it still runs, is not a session, or cannot be read or written.
+
+    """
+    if not (folder / JOURNAL_FOLDER).is_dir():
+        if _is_session(folder):
+            return
+        raise CollectorError(f"{folder} is not a session: it has no {METADATA_FILE}")
+    from profilemate.collector import offline
+
+    if not offline.complete(folder, wait=True, progress=progress):
+        raise CollectorError(
+            f"{folder} is still being written: stop vLLM first, or analyze it as it is"
+        )
+
+
+def _is_session(folder: Path) -> bool:
+    try:
+        return "format_version" in json.loads((folder / METADATA_FILE).read_bytes())
+    except (OSError, ValueError):
+        return False

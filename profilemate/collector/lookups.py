@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn lookups into rows: consecutive ones of a request with the same outcome are one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from profilemate.collector.requests import Request
+
+FIRST, RETRY, RESUMED, SKIPPED = "first", "retry", "resumed", "skipped"
+
+WINDOW_NS = 1_000_000_000
+"""A row is written once it has been open for this long, so that a waiting request shows."""
+
+
+@dataclass(slots=True)
+class OpenRow:
+    """Lookups of one request that have come to the same so far."""
+
+    began: int
+    last: int
+    query_tokens: int
+    hit_tokens: int
+    kind: str
+    lookups: int
+    frame: int
+    loading: bool = False
+    """Blocks were handed out for it, but it waits for a transfer before it runs."""
+
+
+Emit = Callable[[Request, OpenRow, int, int], None]
+
+
+class Lookups:
+    """The open rows of one engine. ``emit(request, row, external, admitted)`` writes one."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._open: dict[int, OpenRow] = {}
+        self._seen: set[int] = set()
+
+    def looked_up(
+        self, request: Request, query: int, hit: int, skipped: bool, time: int, frame: int
+    ) -> None:
+        """The scheduler looked a request up. ``frame`` tells the engine's steps apart."""
+        row = self._open.get(request.number)
+        if row is not None and row.frame == frame:
+            # The step asked again because the first answer could not be used: only this counts.
+            if row.lookups == 1:
+                row.query_tokens, row.hit_tokens = query, hit
+                return
+            row.lookups -= 1
+        kind = self._kind(request, skipped)
+        same = row is not None and (row.query_tokens, row.hit_tokens, row.kind) == (
+            query,
+            hit,
+            kind,
+        )
+        if row is not None and same and time - row.began < WINDOW_NS:
+            row.lookups += 1
+            row.last, row.frame = time, frame
+            return
+        self._close(request)
+        self._seen.add(request.number)
+        self._open[request.number] = OpenRow(time, time, query, hit, kind, 1, frame)
+
+    def repeated(self, requests: list[Request], count: int, time: int) -> None:
+        """The last step's lookups were made ``count`` times more, the last one at ``time``."""
+        for request in requests:
+            row = self._open.get(request.number)
+            if row is None:
+                continue
+            if row.kind == FIRST:
+                self._close(request)
+                row = replace(row, began=time, kind=RETRY, lookups=0)
+                self._open[request.number] = row
+            row.lookups += count
+            row.last = time
+            if time - row.began >= WINDOW_NS:
+                self._close(request)
+                self._open[request.number] = replace(row, began=time, lookups=0)
+
+    def allocated(self, request: Request) -> None:
+        """Blocks were handed out for the request, which does not run yet."""
+        row = self._open.get(request.number)
+        if row is not None:
+            row.loading = True
+
+    def admitted(self, request: Request, computed_tokens: int) -> None:
+        """The request runs from now on, with this many tokens computed already."""
+        row = self._open.pop(request.number, None)
+        if row is None or not row.lookups:
+            return
+        if row.lookups > 1:
+            # The lookups before the last one led to nothing.
+            self._emit(request, replace(row, lookups=row.lookups - 1), 0, 0)
+            row = replace(row, began=row.last, lookups=1)
+        external = max(0, computed_tokens - row.hit_tokens)
+        if row.kind in (FIRST, RETRY):
+            request.hit_tokens, request.external_hit_tokens = row.hit_tokens, external
+        self._emit(request, row, external, 1)
+
+    def ended(self, request: Request) -> None:
+        """The request is gone: what is open is written."""
+        self._close(request)
+        self._seen.discard(request.number)
+
+    def close_all(self, requests: dict[int, Request]) -> None:
+        """Nothing more comes: write every open row."""
+        for number in list(self._open):
+            self._close(requests[number])
+
+    def _kind(self, request: Request, skipped: bool) -> str:
+        if skipped:
+            return SKIPPED
+        if request.preemptions:
+            return RESUMED
+        return RETRY if request.number in self._seen else FIRST
+
+    def _close(self, request: Request) -> None:
+        row = self._open.pop(request.number, None)
+        if row is not None and row.lookups:
+            self._emit(request, row, 0, int(row.loading))

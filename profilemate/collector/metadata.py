@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""metadata.json and kv_cache_summary.txt: what the session was, and how far its tables are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from profilemate.collector.producer import Producer
+from profilemate.collector.tables import Tables
+from profilemate.collector.totals import Totals
+from profilemate.events import prefix_lengths
+from profilemate.session import METADATA_FILE, Founding, write_atomically
+
+FORMAT_VERSION = 1
+SUMMARY_FILE = "kv_cache_summary.txt"
+
+
+def write(
+    folder: Path,
+    founding: Founding,
+    producers: Sequence[Producer],
+    tables: Tables,
+    totals: Totals,
+    *,
+    ended: bool,
+    lag_sec: float | None = None,
+) -> None:
+    """Write both files, each whole or not at all.
+
+    Args:
+        folder: the session's folder.
+        founding: what the session's first process settled.
+        producers: every process that wrote a journal, in the order of their names.
+        tables: the tables.
+        totals: the session's totals.
+        ended: every producer is gone and everything it wrote is in the tables.
+        lag_sec: the longest that an event took to reach its table; None where not followed.
+
+    """
+    content = _metadata(founding, producers, tables, ended, lag_sec)
+    if totals.total_blocks:
+        write_atomically(folder / SUMMARY_FILE, totals.summary().encode())
+    write_atomically(
+        folder / METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n"
+    )
+
+
+def _metadata(
+    founding: Founding,
+    producers: Sequence[Producer],
+    tables: Tables,
+    ended: bool,
+    lag_sec: float | None,
+) -> dict[str, Any]:
+    engines = [producer for producer in producers if producer.engine is not None]
+    first = engines[0].header if engines else {}
+    dropped = sum(producer.status.get("dropped_events", 0) for producer in producers)
+    problems = [producer.problem for producer in producers if producer.problem]
+    last = max((p.engine.last_ns for p in engines if p.engine), default=founding.origin_ns)
+    seconds = (last - founding.origin_ns) / 1e9
+    return {
+        "format_version": FORMAT_VERSION,
+        "session_id": founding.session_id,
+        "started_at": _iso(founding.started_at),
+        "ended_at": _iso(founding.started_at + seconds) if ended else None,
+        "duration_sec": round(seconds, 6),
+        "complete": ended and not dropped and not problems,
+        "dropped_events": dropped,
+        "host": founding.host,
+        "argv": founding.argv,
+        "versions": first.get("versions", {}),
+        "processes": [_process(producer, ended) for producer in producers],
+        "model": first.get("model"),
+        "cache": first.get("cache"),
+        "groups": first.get("groups"),
+        "parallel": first.get("parallel"),
+        "scheduler": first.get("scheduler"),
+        "cuda_graphs": None,
+        "memory": None,
+        "gpus": [],
+        "content_ids_shared": bool(first.get("content_ids_shared", False)),
+        "prefix_lengths": prefix_lengths(int((first.get("cache") or {}).get("max_model_len", 0))),
+        "cost": {
+            "hook_sec": sum(p.status.get("hook_ns", 0) for p in producers) / 1e9,
+            "writes": sum(p.status.get("flushes", 0) for p in producers),
+            "journal_bytes": sum(p.status.get("bytes", 0) for p in producers),
+            "table_bytes": tables.bytes_written,
+            "collector_lag_sec": lag_sec,
+            "rows_dropped": 0,
+        },
+    }
+
+
+def _process(producer: Producer, ended: bool) -> dict[str, Any]:
+    header, status = producer.header, producer.status
+    if producer.ended_well:
+        end = "exit"
+    elif ended:
+        end = "killed"
+    else:
+        end = "running"
+    hooks = [hook for hook in header.get("hooks", []) if hook.get("attached")]
+    missing = [
+        hook
+        for hook in header.get("hooks", [])
+        # A module that this process does not need is nothing amiss.
+        if not hook.get("attached") and "has not been imported" not in hook.get("reason", "")
+    ]
+    return {
+        "pid": header.get("pid"),
+        "role": header.get("producer"),
+        "rank": header.get("rank"),
+        "hooks": [hook["name"] for hook in hooks],
+        "hooks_missing": {hook["name"]: hook.get("reason") for hook in missing},
+        "hooks_failed": status.get("failed", {}),
+        "problem": producer.problem,
+        "mismatches": producer.engine.mismatches if producer.engine is not None else 0,
+        "ended": end,
+    }
+
+
+def _iso(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

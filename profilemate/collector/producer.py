@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process's journal, read and replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from profilemate import session
+from profilemate.collector.decode import DecodeError, last_time
+from profilemate.collector.engine import Engine
+from profilemate.collector.tables import Tables
+from profilemate.collector.totals import Totals
+from profilemate.journal import JournalReader, Kind
+from profilemate.session import Founding
+
+
+class Producer:
+    """A journal and the state that its events have led to.
+
+    ``frames`` are the events frames read but not replayed yet, each with its time.
+    """
+
+    def __init__(self, path: Path, founding: Founding, tables: Tables, totals: Totals) -> None:
+        self.name = path.stem
+        self.header: dict[str, Any] = {}
+        self.status: dict[str, Any] = {}
+        self.ended_well = False
+        self.problem: str | None = None
+        self.frames: list[tuple[int, bytes]] = []
+        self.engine: Engine | None = None
+        self._reader = JournalReader(path)
+        self._founding = founding
+        self._tables = tables
+        self._totals = totals
+
+    def read(self) -> bool:
+        """Read what has been written since the last call; whether that was anything."""
+        frames = self._reader.read()
+        for kind, payload in frames:
+            if kind is Kind.EVENTS:
+                self.frames.append((last_time(payload), payload))
+            elif kind is Kind.HEADER:
+                self.header = json.loads(payload)
+                self.engine = Engine(
+                    self.header,
+                    self._founding.origin_ns,
+                    self._founding.key,
+                    self._tables,
+                    self._totals,
+                )
+            else:
+                self._take_status(json.loads(payload))
+                self.ended_well = kind is Kind.END
+        return bool(frames)
+
+    def replay(self, payload: bytes) -> None:
+        """Replay one frame. One that cannot be read ends the replay of this journal."""
+        if self.problem is not None or self.engine is None:
+            return
+        try:
+            self.engine.apply(payload)
+        except (DecodeError, LookupError, ValueError, AssertionError) as error:
+            self.problem = f"events could not be replayed: {type(error).__name__}: {error}"
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        if self.engine is not None:
+            self.engine.close()
+        self._reader.close()
+
+    @property
+    def position(self) -> int:
+        """Bytes of the journal that have been read."""
+        return self._reader.offset
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process may still write."""
+        if self.ended_well:
+            return False
+        if not self.header:
+            return False
+        return session.process_alive(int(self.header["pid"]), self.header.get("start", ""))
+
+    def _take_status(self, status: dict[str, Any]) -> None:
+        failed = {**self.status.get("failed", {}), **status.get("failed", {})}
+        self.status = {**self.status, **status}
+        if failed:
+            self.status["failed"] = failed

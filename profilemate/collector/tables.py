@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CSV and JSON-lines tables: their columns, and files that rows are appended to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+COLUMNS = {
+    "kv_cache_usage.csv": (
+        "timestamp_sec,usage_pct,num_blocks,total_blocks,cached_blocks,free_blocks,"
+        "running_reqs,waiting_reqs,engine,pool"
+    ),
+    "kv_cache_allocations.csv": (
+        "timestamp_sec,event,num_blocks,request_id,evicted_blocks,step,engine,pool,group"
+    ),
+    "kv_cache_evictions.csv": (
+        "timestamp_sec,lifetime_sec,idle_sec,evictable_sec,block_id,reuse_count,reason,"
+        "content_id,copies_left,origin,owner_request,evicting_request,engine,pool,group"
+    ),
+    "prefix_cache_lookups.csv": (
+        "timestamp_sec,request_id,query_tokens,hit_tokens,external_hit_tokens,kind,admitted,"
+        "lookups,engine"
+    ),
+    "scheduler_steps.csv": (
+        "timestamp_sec,step,running_reqs,waiting_reqs,scheduled_tokens,prefill_tokens,"
+        "decode_tokens,scheduled_reqs,preempted_reqs,finished_reqs,schedule_us,repeats,engine"
+    ),
+    "requests.jsonl": None,
+}
+"""Header line of each table; a JSON-lines table has none."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_NEEDS_QUOTES = re.compile(r'[",]')
+
+Append = Callable[[str], None]
+
+
+class Tables:
+    """Tables in one folder, each made when its first row comes.
+
+    Rows are kept until ``flush``; a table's ``append`` takes a whole row without its line end.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bytes_written = 0
+        self._rows: dict[str, list[str]] = {name: [] for name in COLUMNS}
+        self._fds: dict[str, int] = {}
+
+    def append(self, table: str) -> Append:
+        """The function that takes a row of this table."""
+        return self._rows[table].append
+
+    def flush(self) -> None:
+        """Write the rows that have been appended.
+
+        Raises:
+            OSError: the disk is full, or the folder is gone.
+
+        """
+        for table, rows in self._rows.items():
+            if rows:
+                data = "\n".join(rows) + "\n"
+                self._write(table, data.encode("utf-8", "backslashreplace"))
+                rows.clear()
+
+    def close(self) -> None:
+        """Write what is left and close the files."""
+        self.flush()
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    def _write(self, table: str, data: bytes) -> None:
+        fd = self._fds.get(table)
+        if fd is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = self._fds[table] = os.open(self.folder / table, flags, 0o600)
+            header = COLUMNS[table]
+            if header is not None:
+                data = header.encode() + b"\n" + data
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        self.bytes_written += len(data)
+
+
+def text_cell(text: str) -> str:
+    r"""A CSV cell for text that a client controls.
+
+    Control characters become ``\xNN``; a cell that a spreadsheet would take for a formula
+    begins with an apostrophe; commas and quotes are quoted as RFC 4180 says.
+
+    >>> text_cell("=1+1"), text_cell("a,b"), text_cell("x\ny") == r"x\x0ay"
+    ("'=1+1", '"a,b"', True)
+    """
+    text = _CONTROL.sub(_escaped, text)
+    if text.startswith(("=", "+", "-", "@")):
+        text = "'" + text
+    if _NEEDS_QUOTES.search(text):
+        text = '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def remove_tables(folder: Path, names: Iterable[str] = COLUMNS) -> None:
+    """Remove the tables that are in this folder."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session's totals, for kv_cache_summary.txt and metadata.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Totals:
+    """Counts over all engines and pools. Blocks, except where the name says otherwise."""
+
+    def __init__(self) -> None:
+        self.total_blocks = 0
+        self.allocated = 0
+        self.freed = 0
+        self.evictions = 0
+        self.preemptions = 0
+        self.requests = 0
+        self.peak_held = 0
+        self._lifetime_ns = 0
+        self._idle_ns = 0
+        self._held: dict[tuple[int, int], int] = {}
+        self._held_now = 0
+
+    def add_pools(self, totals: Iterable[int]) -> None:
+        """Pools appeared, of this many blocks each."""
+        self.total_blocks += sum(totals)
+
+    def held(self, rank: int, pool: int, blocks: int) -> None:
+        """A pool's held blocks changed to this many."""
+        key = (rank, pool)
+        self._held_now += blocks - self._held.get(key, 0)
+        self._held[key] = blocks
+        self.peak_held = max(self.peak_held, self._held_now)
+
+    def evicted(self, lifetime_ns: int, idle_ns: int) -> None:
+        """A cached block lost its content."""
+        self.evictions += 1
+        self._lifetime_ns += lifetime_ns
+        self._idle_ns += idle_ns
+
+    def summary(self) -> str:
+        """The text of kv_cache_summary.txt, the guide's lines first."""
+        evictions = max(1, self.evictions)
+        peak = 100 * self.peak_held / self.total_blocks if self.total_blocks else 0.0
+        return (
+            "KV Cache Statistics\n"
+            f"{'=' * 50}\n\n"
+            f"Total blocks available: {self.total_blocks}\n"
+            f"Total allocations: {self.allocated}\n"
+            f"Total deallocations: {self.freed}\n"
+            f"Peak blocks used: {self.peak_held}\n"
+            f"Peak usage: {peak:.2f}%\n"
+            f"Total evictions: {self.evictions}\n"
+            f"Avg block lifetime: {self._lifetime_ns / evictions / 1e9:.2f}s\n"
+            f"Avg idle before eviction: {self._idle_ns / evictions / 1e9:.2f}s\n"
+            f"Total preemptions: {self.preemptions}\n"
+            f"Finished requests: {self.requests}\n"
+        )

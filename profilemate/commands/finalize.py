@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``profilemate finalize``: complete the tables of a session that was cut off."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profilemate import collector
+from profilemate.commands.reporting import one_line
+
+Progress = Callable[[int, int], None]
+
+
+def finalize(
+    session: Annotated[
+        Path,
+        typer.Argument(
+            help="A session's folder, or a folder of sessions, of which the newest is taken.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Complete the tables of a session that was cut off.
+
+    Where the collector was killed or never ran, the events are still in the session's journal;
+    this replays them into the tables. A session that
+    is complete stays as it is. The summary does the same by itself where it can.
+
+    \b
+    Examples:
+      profilemate finalize /tmp/vllm_profiling                       the newest session there
+      profilemate finalize /tmp/vllm_profiling/session_20260131_1    that session
+    """
+    with one_line():
+        from analysis.find import find_session
+
+        folder = find_session(session)
+        with _progress() as progress:
+            collector.finalize(folder, progress)
+        print(f"{folder} is complete")
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """Show the bytes of journal that have been replayed, on a terminal's stderr."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    columns = ("replaying the journal", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+        task = display.add_task("")
+        yield lambda done, total: display.update(task, completed=done, total=total)

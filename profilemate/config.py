@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment variables that profilemate reads, as one value.
+
+Only the names in ``NAMES`` are read. Kubernetes invents others by itself: a service called
+vllm-profiling puts VLLM_PROFILING_PORT=tcp://… into every container.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SWITCH = "VLLM_PROFILING"
+GUIDE_SWITCH = "VLLM_ENABLE_PROFILING"
+DIRECTORY = "VLLM_PROFILING_DIR"
+VERBOSE = "VLLM_PROFILING_VERBOSE"
+SESSION = "VLLM_PROFILING_SESSION"
+FAILED = "VLLM_PROFILING_FAILED"
+NAMES = (SWITCH, GUIDE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED)
+
+EVERYTHING = "all"
+"""Stands for every hook in VLLM_PROFILING_FAILED."""
+
+_ON_OFF = {
+    **dict.fromkeys(("1", "true", "on", "yes"), True),
+    **dict.fromkeys(("0", "false", "off", "no"), False),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the environment asks for at the moment it is read."""
+
+    enabled: bool
+    """Whether to profile: switched on, and not given up by a parent process."""
+    verbose: bool
+    asked_directory: str
+    """Where sessions should go; empty for the default."""
+    session: str
+    """Name of the session that this process joins; empty where it has none yet."""
+    failed: tuple[str, ...]
+    """Hooks that a parent process could not attach: not tried again here, nor spoken of."""
+    problems: tuple[str, ...]
+    """One line for each value that was not understood."""
+
+    @property
+    def directory(self) -> Path:
+        """The absolute path of the folder that holds the sessions.
+
+        Found when it is asked for: Python looks for the temporary folder once, and a program
+        that sets TMPDIR after it has imported vLLM must still get its own.
+        """
+        if self.asked_directory:
+            return Path(os.path.abspath(os.path.expanduser(self.asked_directory)))
+        import tempfile
+
+        try:
+            folder = tempfile.gettempdir()
+        except FileNotFoundError:
+            # Nothing is writable. Whoever opens the session there says so.
+            folder = "/tmp"
+        return Path(folder, "vllm_profiling")
+
+
+def read(environ: Mapping[str, str]) -> Config:
+    """Read the configuration; a value that is not understood counts as not set."""
+    problems: list[str] = []
+
+    def switch(name: str, default: bool) -> bool:
+        value = environ.get(name, "").strip()
+        choice = _ON_OFF.get(value.lower())
+        if choice is None and value:
+            problems.append(
+                f"{name}={value} is not understood (1, true, on, yes, or 0, false, off, no); "
+                f"the default is used: {int(default)}"
+            )
+        return default if choice is None else choice
+
+    failed = tuple(filter(None, environ.get(FAILED, "").split(",")))
+    switched_on = [switch(SWITCH, True), switch(GUIDE_SWITCH, True)]
+    return Config(
+        enabled=all(switched_on) and EVERYTHING not in failed,
+        verbose=switch(VERBOSE, False),
+        asked_directory=environ.get(DIRECTORY, ""),
+        session=environ.get(SESSION, ""),
+        failed=failed,
+        problems=tuple(problems),
+    )
+
+
+def leave_for_children(environ: MutableMapping[str, str], failed: str) -> None:
+    """Have child processes leave out a hook, or ``EVERYTHING``, that could not be attached."""
+    known = read(environ).failed
+    if failed not in known:
+        environ[FAILED] = ",".join((*known, failed))
+
+
+def absolute_pythonpath(value: str, root: str, start_folder: str) -> str:
+    """PYTHONPATH with the relative entries that mean ``root`` made absolute, the rest as it is.
+
+    A child that starts in another folder would look for them there. Relative entries, the empty
+    one included, count from the folder in which this process started.
+    """
+    entries = value.split(os.pathsep)
+    for index, entry in enumerate(entries):
+        if not os.path.isabs(entry):
+            try:
+                if os.path.samefile(os.path.join(start_folder, entry), root):
+                    entries[index] = root
+            except OSError:
+                continue
+    return os.pathsep.join(entries)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks: which vLLM module each waits for, and what became of it.
+
+A hook is attached when its module has loaded, under that module's import lock. So that threads
+which import in different orders cannot wait for each other, a hook's own module imports nothing
+of vLLM's at its top level: ``attach`` is given the module it waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NamedTuple
+
+from profilemate import config
+from profilemate.bootstrap import ROOT, Finder
+from profilemate.messages import give_up, say, say_if_verbose
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A function of ours that is called with one module of vLLM's."""
+
+    name: str
+    module: str
+    """The vLLM module it waits for."""
+    attach: str
+    """``package.module:function``, imported no sooner than that module has loaded.
+
+    It takes the module. What it raises switches this hook off, and it must undo what it had
+    changed by then.
+    """
+    always: bool = False
+    """Whether it is attached with profiling switched off, too."""
+    requires: tuple[str, ...] = ("wrapt", "orjson")
+    """What has to be installed for it."""
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        "environment",
+        "vllm.envs",
+        "profilemate.hooks.environment:attach",
+        always=True,
+        requires=(),
+    ),
+    Hook(
+        "environment-platform",
+        "vllm.platforms.interface",
+        "profilemate.hooks.environment:attach",
+        always=True,
+        requires=(),
+    ),
+    Hook("scheduler", "vllm.v1.core.sched.scheduler", "profilemate.hooks.scheduler:attach"),
+    Hook("engine", "vllm.v1.engine.core", "profilemate.hooks.engine:attach"),
+)
+
+
+class Status(NamedTuple):
+    """What became of a hook: ``reason`` says why it is not attached, and is empty if it is."""
+
+    name: str
+    attached: bool
+    reason: str
+
+
+_statuses: dict[str, Status] = {}
+
+
+def status() -> list[Status]:
+    """The hooks of this process, in the order of ``HOOKS``."""
+    unseen = "vLLM has not been imported"
+    return [_statuses.get(hook.name, Status(hook.name, False, unseen)) for hook in HOOKS]
+
+
+def activate(finder: Finder, vllm: ModuleType) -> None:
+    """vLLM's package is about to load: register the hooks that apply. Never raises."""
+    for hook in HOOKS:
+        if hook.always:
+            _wait(hook, finder)
+    hooks = [hook for hook in HOOKS if not hook.always]
+    try:
+        _repair_pythonpath(finder.start_folder)
+        wanted = _choose(hooks, list(vars(vllm).get("__path__", ())))
+    except Exception as error:
+        give_up(f"it cannot start ({error!r})")
+        _set_all(hooks, f"could not start: {error!r}")
+        return
+    for hook in wanted:
+        _wait(hook, finder)
+
+
+def _repair_pythonpath(start_folder: str) -> None:
+    value = os.environ.get("PYTHONPATH")
+    if value and start_folder:
+        repaired = config.absolute_pythonpath(value, ROOT, start_folder)
+        if repaired != value:
+            os.environ["PYTHONPATH"] = repaired
+
+
+def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
+    """Those of the hooks that can be attached; says so where some cannot."""
+    settings = config.read(os.environ)
+    if not settings.enabled:
+        _set_all(hooks, _why_off(settings))
+        return []
+    if not (settings.session or settings.failed):
+        # Otherwise a parent process has said it.
+        for problem in settings.problems:
+            say(problem)
+    missing = sorted({name for hook in hooks for name in hook.requires if not _installed(name)})
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        reason = f"{' and '.join(missing)} {verb} not installed"
+        give_up(
+            f"{reason} for {sys.executable}: {sys.executable} -m pip install {' '.join(missing)}"
+        )
+        _set_all(hooks, reason)
+        return []
+    left_out = [hook for hook in hooks if hook.name in settings.failed]
+    _set_all(left_out, "could not be attached in the parent process")
+    hooks = [hook for hook in hooks if hook not in left_out]
+    unknown = [hook for hook in hooks if not _exists(hook.module, vllm_folders)]
+    _set_all(unknown, "this vLLM has no such module")
+    if unknown:
+        for hook in unknown:
+            config.leave_for_children(os.environ, hook.name)
+        say(
+            f"this vLLM has no {' and no '.join(hook.module for hook in unknown)}: "
+            f"{_named(unknown)} off, vLLM runs without. A newer profilemate may know it"
+        )
+    wanted = [hook for hook in hooks if hook not in unknown]
+    if wanted:
+        from profilemate import session
+
+        session.ensure_name(os.environ)
+    return wanted
+
+
+def _wait(hook: Hook, finder: Finder) -> None:
+    _set(hook, f"{hook.module} has not been imported")
+    finder.waiting[hook.module] = lambda module: _attach(hook, module)
+    if sys.modules.get(hook.module) is not None:
+        # Waits for a thread that may be in the middle of it.
+        import_module(hook.module)
+        finder.loaded(hook.module, sys.modules[hook.module])
+
+
+def _attach(hook: Hook, module: ModuleType) -> None:
+    if not hook.always:
+        settings = config.read(os.environ)
+        # Variables may have come since, as Ray's do, or another hook may have given up.
+        if not settings.enabled:
+            _set(hook, _why_off(settings))
+            return
+    try:
+        path, _, function = hook.attach.partition(":")
+        getattr(import_module(path), function)(module)
+    except Exception as error:
+        _failed(hook, error)
+    else:
+        _statuses[hook.name] = Status(hook.name, True, "")
+        say_if_verbose(f"hook {hook.name} attached to {hook.module} (process {os.getpid()})")
+
+
+def _failed(hook: Hook, error: Exception) -> None:
+    reason = f"{type(error).__name__}: {error}"
+    _set(hook, reason)
+    config.leave_for_children(os.environ, hook.name)
+    version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
+    say(
+        f"{_named([hook])} off, it does not fit vLLM {version} ({reason}); vLLM runs without it. "
+        f"A newer profilemate may fit"
+    )
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        say_if_verbose(line)
+
+
+def _why_off(settings: config.Config) -> str:
+    if config.EVERYTHING in settings.failed:
+        return "profiling could not start in this process or its parent"
+    return "profiling is switched off"
+
+
+def _set(hook: Hook, reason: str) -> None:
+    _statuses[hook.name] = Status(hook.name, False, reason)
+
+
+def _set_all(hooks: Iterable[Hook], reason: str) -> None:
+    for hook in hooks:
+        _set(hook, reason)
+
+
+def _named(hooks: Sequence[Hook]) -> str:
+    names = " and ".join(hook.name for hook in hooks)
+    return f"hook {names} is" if len(hooks) == 1 else f"hooks {names} are"
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _exists(module: str, vllm_folders: Sequence[str]) -> bool:
+    """Whether vLLM has the module, found without importing what lies above it.
+
+    True where that cannot be told.
+    """
+    _, *packages, _ = module.split(".")
+    folders = [os.path.join(folder, *packages) for folder in vllm_folders]
+    return not folders or PathFinder.find_spec(module, folders) is not None

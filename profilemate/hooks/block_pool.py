@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record what happens to the blocks of one pool.
+
+Four of these calls are the hottest that profilemate touches; they append to the recorder's
+lists and nothing else. A failure of ours stops the recording and never reaches vLLM.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any
+
+from profilemate.events import COUNT_SHIFT, MAX_POOLS, STILL_HELD, Op, head
+from profilemate.hooks.instances import own_method, put
+from profilemate.hooks.requests import Requests, first_bytes
+from profilemate.recorder import Recorder
+
+_block_id = attrgetter("block_id")
+_block_hash = attrgetter("block_hash")
+
+
+class FreeContext:
+    """The request whose blocks are being freed: its number + 1, or 0 where nobody said."""
+
+    __slots__ = ("request",)
+
+    def __init__(self) -> None:
+        self.request = 0
+
+
+def watch(
+    pool: Any,
+    number: int,
+    recorder: Recorder,
+    requests: Requests,
+    context: FreeContext,
+    settle: Callable[[], None],
+    *,
+    alone: bool,
+    evicts_directly: bool,
+) -> None:
+    """Hook the methods of one pool.
+
+    Args:
+        pool: the BlockPool, or whatever stands in its place.
+        number: the pool's index in this engine.
+        recorder: where events go.
+        requests: numbers of the engine's requests.
+        context: who frees, set by the KVCacheManager's hooks.
+        settle: writes at once; called after calls that happen outside a step.
+        alone: the engine has no other pool, so no block can belong to one.
+        evicts_directly: the model has Mamba groups, whose manager drops contents by the pool's
+            inner method.
+
+    """
+    if number >= MAX_POOLS:
+        raise ValueError(f"more than {MAX_POOLS} block pools")
+    _watch_get_new_blocks(pool, number, recorder)
+    _watch_touch(pool, number, recorder)
+    _watch_free_blocks(pool, number, recorder, context, alone)
+    _watch_cache_full_blocks(pool, number, recorder, requests)
+    _watch_rare_calls(pool, number, recorder, requests, settle)
+    if evicts_directly:
+        _watch_direct_evictions(pool, number, recorder)
+
+
+def _watch_get_new_blocks(pool: Any, number: int, recorder: Recorder) -> None:
+    original, this = _method(pool, "get_new_blocks"), weakref.ref(pool)
+    op = head(Op.ALLOCATE, 0, number)
+    now, at = time.monotonic_ns, recorder.times.append
+    say, extend = recorder.words.append, recorder.words.extend
+
+    def get_new_blocks(num_blocks: int) -> Any:
+        blocks = original(this(), num_blocks)
+        try:
+            at(now())
+            say(len(blocks) << COUNT_SHIFT | op)
+            extend(map(_block_id, blocks))
+        except Exception as error:
+            recorder.fail("get_new_blocks", error)
+        return blocks
+
+    recorder.on_stop(put(pool, "get_new_blocks", get_new_blocks))
+
+
+def _watch_touch(pool: Any, number: int, recorder: Recorder) -> None:
+    original, this = _method(pool, "touch"), weakref.ref(pool)
+    op = head(Op.REUSE, 0, number)
+    now, at = time.monotonic_ns, recorder.times.append
+    say, extend = recorder.words.append, recorder.words.extend
+
+    def touch(blocks: Any) -> Any:
+        result = original(this(), blocks)
+        try:
+            # vLLM 0.10.2 to 0.13 pass one list a group, the others one list.
+            groups = blocks if blocks and isinstance(blocks[0], (list, tuple)) else (blocks,)
+            for group in groups:
+                if group:
+                    at(now())
+                    say(len(group) << COUNT_SHIFT | op)
+                    extend(map(_block_id, group))
+        except Exception as error:
+            recorder.fail("touch", error)
+        return result
+
+    recorder.on_stop(put(pool, "touch", touch))
+
+
+def _watch_free_blocks(
+    pool: Any, number: int, recorder: Recorder, context: FreeContext, alone: bool
+) -> None:
+    original, this = _method(pool, "free_blocks"), weakref.ref(pool)
+    now = time.monotonic_ns
+
+    def free_blocks(ordered_blocks: Iterable[Any]) -> Any:
+        blocks, given = _walkable(ordered_blocks)
+        result = original(this(), given)
+        try:
+            if not alone:
+                # vLLM hands another pool's blocks over to that pool's own free_blocks.
+                blocks = [block for block in blocks if block.pool in (None, this())]
+            _record_free(recorder, number, context.request, blocks, now())
+        except Exception as error:
+            recorder.fail("free_blocks", error)
+        return result
+
+    recorder.on_stop(put(pool, "free_blocks", free_blocks))
+
+
+def _walkable(blocks: Iterable[Any]) -> tuple[Any, Any]:
+    """Blocks to look at, and the same ones to hand on: an iterator stays one, not used up."""
+    if isinstance(blocks, (list, tuple)):
+        return blocks, blocks
+    kept = list(blocks)
+    return kept, iter(kept)
+
+
+def _record_free(recorder: Recorder, pool: int, freer: int, blocks: Any, now: int) -> None:
+    if blocks:
+        recorder.times.append(now)
+        recorder.words.extend((head(Op.FREE, len(blocks), pool), freer))
+        recorder.words.extend(
+            [
+                block.block_id | STILL_HELD if block.ref_cnt > 0 else block.block_id
+                for block in blocks
+            ]
+        )
+
+
+def _watch_cache_full_blocks(
+    pool: Any, number: int, recorder: Recorder, requests: Requests
+) -> None:
+    original, this = _method(pool, "cache_full_blocks"), weakref.ref(pool)
+    names = list(inspect.signature(original).parameters)[1:]
+    now, index = time.monotonic_ns, requests.index
+
+    def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
+        result = original(this(), *args, **kwargs)
+        try:
+            given = dict(zip(names, args))
+            given.update(kwargs)
+            first, end = given["num_cached_blocks"], given["num_full_blocks"]
+            if first < end:
+                request = given["request"]
+                _record_cached(
+                    recorder,
+                    number,
+                    index[request.request_id],
+                    given.get("kv_cache_group_id", 0),
+                    given["block_size"],
+                    first,
+                    given["blocks"][first:end],
+                    given.get("block_mask"),
+                    now(),
+                )
+        except Exception as error:
+            recorder.fail("cache_full_blocks", error)
+        return result
+
+    recorder.on_stop(put(pool, "cache_full_blocks", cache_full_blocks))
+
+
+def _record_cached(
+    recorder: Recorder,
+    pool: int,
+    request: int,
+    group: int,
+    block_size: int,
+    first: int,
+    blocks: list[Any],
+    mask: list[bool] | None,
+    now: int,
+) -> None:
+    hashes = list(map(_block_hash, blocks))
+    if mask is None and None not in hashes:
+        _record_run(recorder, pool, request, group, block_size, first, blocks, hashes, now)
+        return
+    # Sparse groups keep some blocks only: the others are null, or masked out and have no hash.
+    for offset, (block, block_hash) in enumerate(zip(blocks, hashes)):
+        masked = mask is not None and not mask[offset]
+        if block_hash is not None and not block.is_null and not masked:
+            _record_run(
+                recorder,
+                pool,
+                request,
+                group,
+                block_size,
+                first + offset,
+                [block],
+                [block_hash],
+                now,
+            )
+
+
+def _record_run(
+    recorder: Recorder,
+    pool: int,
+    request: int,
+    group: int,
+    block_size: int,
+    first: int,
+    blocks: list[Any],
+    hashes: list[bytes],
+    now: int,
+) -> None:
+    recorder.times.append(now)
+    first_end = (first + 1) * block_size
+    recorder.words.extend(
+        (head(Op.CACHE, len(blocks), pool), request, group, first_end, block_size)
+    )
+    recorder.words.extend(map(_block_id, blocks))
+    recorder.hashes.extend(map(first_bytes, hashes))
+
+
+def _watch_rare_calls(
+    pool: Any,
+    number: int,
+    recorder: Recorder,
+    requests: Requests,
+    settle: Callable[[], None],
+) -> None:
+    now = time.monotonic_ns
+
+    def after_evict_blocks(cached: list[int], result: Any) -> None:
+        if cached:
+            _record_evicted(recorder, number, cached)
+            settle()
+
+    def cached_among(block_ids: Iterable[int]) -> list[int]:
+        return [i for i in block_ids if pool_of().blocks[i].block_hash is not None]
+
+    pool_of = weakref.ref(pool)
+    _around(pool, recorder, "evict_blocks", cached_among, after_evict_blocks)
+
+    def after_reset(_: None, done: Any) -> None:
+        recorder.times.append(now())
+        recorder.words.append(head(Op.RESET, int(bool(done)), number))
+        settle()
+
+    _around(pool, recorder, "reset_prefix_cache", lambda *_, **__: None, after_reset)
+
+    def after_unpin(blocks: list[Any], result: Any) -> None:
+        _record_free(recorder, number, 0, blocks, now())
+
+    _around_iterable(pool, recorder, "unpin_blocks", after_unpin)
+
+    def before_partial(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return dict(zip(("request", "block", "num_tokens", "kv_cache_group_id"), args)) | kwargs
+
+    def after_partial(given: dict[str, Any], block_hash: Any) -> None:
+        if block_hash is not None:
+            tokens = given["num_tokens"]
+            recorder.times.append(now())
+            recorder.words.extend(
+                (
+                    head(Op.CACHE, 1, number),
+                    requests.index[given["request"].request_id],
+                    given["kv_cache_group_id"],
+                    tokens,
+                    tokens,
+                    given["block"].block_id,
+                )
+            )
+            recorder.hashes.append(first_bytes(block_hash))
+
+    _around(pool, recorder, "cache_partial_block", before_partial, after_partial)
+
+    def after_move(pair: tuple[int, int], result: Any) -> None:
+        recorder.times.append(now())
+        recorder.words.extend((head(Op.MOVE, 0, number), *pair))
+
+    def ids_of(src_block: Any, dst_block: Any) -> tuple[int, int]:
+        return src_block.block_id, dst_block.block_id
+
+    _around(pool, recorder, "move_block_hashes", ids_of, after_move)
+
+
+def _watch_direct_evictions(pool: Any, number: int, recorder: Recorder) -> None:
+    allocate = vars(pool)["get_new_blocks"]
+    allocating = False
+
+    def get_new_blocks(num_blocks: int) -> Any:
+        nonlocal allocating
+        allocating = True
+        try:
+            return allocate(num_blocks)
+        finally:
+            allocating = False
+
+    recorder.on_stop(put(pool, "get_new_blocks", get_new_blocks))
+
+    def cached_id(block: Any) -> list[int]:
+        return [] if allocating or block.block_hash is None else [block.block_id]
+
+    def after(cached: list[int], result: Any) -> None:
+        if cached:
+            _record_evicted(recorder, number, cached)
+
+    _around(pool, recorder, "_maybe_evict_cached_block", cached_id, after)
+
+
+def _record_evicted(recorder: Recorder, pool: int, block_ids: list[int]) -> None:
+    recorder.times.append(time.monotonic_ns())
+    recorder.words.append(head(Op.EVICT, len(block_ids), pool))
+    recorder.words.extend(block_ids)
+
+
+def _around(
+    pool: Any,
+    recorder: Recorder,
+    name: str,
+    before: Callable[..., Any],
+    after: Callable[[Any, Any], None],
+) -> None:
+    """Hook a rare method, where this release has it: ``after(before(*args), result)``."""
+    original, this = own_method(pool, name), weakref.ref(pool)
+    if original is None:
+        return
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            kept = before(*args, **kwargs)
+        except Exception as error:
+            recorder.fail(name, error)
+            return original(this(), *args, **kwargs)
+        result = original(this(), *args, **kwargs)
+        try:
+            after(kept, result)
+        except Exception as error:
+            recorder.fail(name, error)
+        return result
+
+    recorder.on_stop(put(pool, name, hooked))
+
+
+def _around_iterable(
+    pool: Any, recorder: Recorder, name: str, after: Callable[[list[Any], Any], None]
+) -> None:
+    """Hook a rare method whose first argument is blocks that can be walked only once."""
+    original, this = own_method(pool, name), weakref.ref(pool)
+    if original is None:
+        return
+
+    def hooked(blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        kept, given = _walkable(blocks)
+        result = original(this(), given, *args, **kwargs)
+        try:
+            after(kept, result)
+        except Exception as error:
+            recorder.fail(name, error)
+        return result
+
+    recorder.on_stop(put(pool, name, hooked))
+
+
+def _method(pool: Any, name: str) -> Callable[..., Any]:
+    method = own_method(pool, name)
+    if method is None:
+        raise AttributeError(f"{type(pool).__qualname__} has no method {name}")
+    return method

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine's configuration says: the facts of metadata.json that only it knows.
+
+Releases differ in what they keep where, so each fact is read on its own, and one that cannot be
+read is null. Nothing here runs more than once an engine.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from profilemate import __version__
+
+
+def engine_rank(vllm_config: Any) -> int:
+    """The data-parallel rank of the engine; its index where vLLM runs each rank by itself."""
+    parallel = vllm_config.parallel_config
+    index = getattr(parallel, "data_parallel_index", None)
+    return int(parallel.data_parallel_rank if index is None else index)
+
+
+def describe(scheduler: Any, pools: list[Any]) -> dict[str, Any]:
+    """The facts of one engine, ready for its journal's header."""
+    config = scheduler.vllm_config
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    caching = bool(config.cache_config.enable_prefix_caching)
+    return {
+        "versions": _versions(),
+        "pools": [_pool(pool) for pool in pools],
+        "groups": [_group(group, scheduler, index, pools) for index, group in enumerate(groups)],
+        "caching": caching,
+        "hash_block_size": _fact(lambda: pools[0].hash_block_size) or scheduler.block_size,
+        "content_ids_shared": _content_ids_shared(),
+        "model": _model(config, groups),
+        "cache": _cache(scheduler, config),
+        "parallel": _parallel(config),
+        "scheduler": _scheduling(scheduler, config),
+    }
+
+
+def is_plain(scheduler: Any) -> bool:
+    """One group of full attention: the content of every full block of a request is known from
+    its block table."""
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    return len(groups) == 1 and type(groups[0].kv_cache_spec).__name__ in (
+        "FullAttentionSpec",
+        "MLAAttentionSpec",
+    )
+
+
+def has_mamba(scheduler: Any) -> bool:
+    """Whether a group keeps Mamba states, whose manager evicts by the pool's inner method."""
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    return any("Mamba" in type(group.kv_cache_spec).__name__ for group in groups)
+
+
+def _versions() -> dict[str, str | None]:
+    return {
+        "profilemate": __version__,
+        "vllm": _fact(lambda: sys.modules["vllm"].__version__),
+        "torch": _fact(lambda: str(sys.modules["torch"].__version__)),
+        "python": platform.python_version(),
+    }
+
+
+def _pool(pool: Any) -> dict[str, int | None]:
+    null = getattr(pool, "null_block", None)
+    return {
+        "blocks": int(pool.num_gpu_blocks),
+        "null": None if null is None else int(null.block_id),
+    }
+
+
+def _group(group: Any, scheduler: Any, index: int, pools: list[Any]) -> dict[str, Any]:
+    spec = group.kv_cache_spec
+    managers = _fact(lambda: scheduler.kv_cache_manager.coordinator.single_type_managers)
+    pool = managers[index].block_pool if managers else pools[0]
+    size = managers[index].block_size if managers else spec.block_size
+    return {
+        "kind": type(spec).__name__,
+        "block_size": int(size),
+        "layers": len(group.layer_names),
+        "sliding_window": getattr(spec, "sliding_window", None),
+        "bytes_per_block": _fact(lambda: int(spec.page_size_bytes) * len(group.layer_names)),
+        "pool": next((i for i, known in enumerate(pools) if known is pool), 0),
+    }
+
+
+def _content_ids_shared() -> bool:
+    """Whether block hashes of two processes compare: always from vLLM 0.29 on."""
+    if os.environ.get("PYTHONHASHSEED", "random") != "random":
+        return True
+    version = _fact(lambda: sys.modules["vllm"].__version__) or "0"
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    return numbers >= [0, 29]
+
+
+def _model(config: Any, groups: Any) -> dict[str, Any]:
+    model, parallel = config.model_config, config.parallel_config
+    per_token = [
+        group.kv_cache_spec.page_size_bytes * len(group.layer_names) / group.kv_cache_spec.block_size
+        for group in groups
+        if hasattr(group.kv_cache_spec, "page_size_bytes")
+    ]
+    return {
+        "name": _fact(lambda: str(model.served_model_name or model.model)),
+        "architecture": _fact(lambda: list(model.architectures)),
+        "layers": _fact(lambda: int(model.get_num_layers(parallel))),
+        "kv_heads": _fact(lambda: int(model.get_num_kv_heads(parallel))),
+        "head_size": _fact(lambda: int(model.get_head_size())),
+        "dtype": _fact(lambda: str(model.dtype).removeprefix("torch.")),
+        "bytes_per_token": _fact(lambda: round(sum(per_token))),
+        "quantization": _fact(lambda: model.quantization),
+    }
+
+
+def _cache(scheduler: Any, config: Any) -> dict[str, Any]:
+    cache = config.cache_config
+    max_len = int(config.model_config.max_model_len)
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    tokens = getattr(cache, "kv_cache_size_tokens", None)
+    if not tokens:
+        blocks = int(scheduler.kv_cache_config.num_blocks)
+        tokens = blocks * int(scheduler.block_size) // max(1, len(groups))
+    concurrency = getattr(cache, "kv_cache_max_concurrency", None) or tokens / max_len
+    return {
+        "block_size": [int(group.kv_cache_spec.block_size) for group in groups],
+        "blocks": int(scheduler.kv_cache_config.num_blocks),
+        "prefix_caching": bool(cache.enable_prefix_caching),
+        "gpu_memory_utilization": _fact(lambda: float(cache.gpu_memory_utilization)),
+        "cache_dtype": _fact(lambda: str(cache.cache_dtype)),
+        "max_model_len": max_len,
+        "tokens": int(tokens),
+        "max_concurrency": round(float(concurrency), 4),
+    }
+
+
+def _parallel(config: Any) -> dict[str, Any]:
+    parallel = config.parallel_config
+    return {
+        "tensor": _fact(lambda: int(parallel.tensor_parallel_size)),
+        "pipeline": _fact(lambda: int(parallel.pipeline_parallel_size)),
+        "data": _fact(lambda: int(parallel.data_parallel_size)),
+        "executor": _fact(lambda: str(parallel.distributed_executor_backend)),
+    }
+
+
+def _scheduling(scheduler: Any, config: Any) -> dict[str, Any]:
+    settings = config.scheduler_config
+    return {
+        "class": f"{type(scheduler).__module__}.{type(scheduler).__qualname__}",
+        "max_num_seqs": _fact(lambda: int(settings.max_num_seqs)),
+        "max_num_batched_tokens": _fact(lambda: int(settings.max_num_batched_tokens)),
+        "chunked_prefill": _fact(lambda: bool(settings.enable_chunked_prefill)),
+        "async_scheduling": _fact(lambda: bool(settings.async_scheduling)),
+        "policy": _fact(lambda: str(settings.policy)),
+        "watermark": _fact(lambda: float(settings.watermark)),
+        "speculative_tokens": _fact(lambda: int(config.num_speculative_tokens)),
+    }
+
+
+def _fact(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception:
+        return None

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put a function of ours in the place of one object's method.
+
+An instance is changed, not its class: whatever class really runs is covered, a subclass or a
+replacement included, nothing is hooked twice, and taking the hook away is one ``delattr``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+Undo = Callable[[], None]
+
+
+def own_method(instance: object, name: str) -> Callable[..., Any] | None:
+    """The method that this object's class gives it, unbound, or None where it has none."""
+    method = inspect.getattr_static(type(instance), name, None)
+    return getattr(type(instance), name) if inspect.isroutine(method) else None
+
+
+def put(instance: object, name: str, replacement: Callable[..., Any]) -> Undo:
+    """Make ``instance.name(...)`` call ``replacement(...)``; returns what undoes it.
+
+    The replacement gets no ``self``, and must not keep the instance alive.
+    """
+    bound = getattr(instance, name)
+    replacement.__name__ = name
+    replacement.__qualname__ = getattr(bound, "__qualname__", name)
+    replacement.__doc__ = bound.__doc__
+    replacement.__signature__ = inspect.signature(bound)  # type: ignore[attr-defined]
+    vars(instance)[name] = replacement
+    reference = weakref.ref(instance)
+
+    def undo() -> None:
+        target = reference()
+        if target is not None and vars(target).get(name) is replacement:
+            delattr(target, name)
+
+    return undo

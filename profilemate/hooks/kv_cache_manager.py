@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record prefix-cache lookups, and whose blocks are freed or parked."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from profilemate.events import Op, head
+from profilemate.hooks.block_pool import FreeContext
+from profilemate.hooks.instances import own_method, put
+from profilemate.hooks.requests import Requests
+from profilemate.recorder import Recorder
+
+
+class Nesting:
+    """How deep in lookups we are: the connector's may fall back to the plain one, which is one
+    lookup and not two."""
+
+    __slots__ = ("depth",)
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+def watch(
+    manager: Any,
+    recorder: Recorder,
+    requests: Requests,
+    context: FreeContext,
+    forget_prefill: Callable[[str], None],
+) -> None:
+    """Hook the methods of one KVCacheManager.
+
+    Args:
+        manager: the KVCacheManager, or whatever stands in its place.
+        recorder: where events go.
+        requests: numbers of the engine's requests.
+        context: told whose blocks are being freed while they are.
+        forget_prefill: called with the id of a request that was preempted.
+
+    """
+    if getattr(manager, "enable_caching", True):
+        nesting = Nesting()
+        for name in ("get_computed_blocks", "get_computed_blocks_for_connector"):
+            _watch_lookup(manager, name, recorder, requests, nesting)
+    _watch_free(manager, recorder, requests, context, forget_prefill)
+    _watch_park(manager, recorder, requests, forget_prefill)
+
+
+def _watch_lookup(
+    manager: Any, name: str, recorder: Recorder, requests: Requests, nesting: Nesting
+) -> None:
+    original, this = own_method(manager, name), weakref.ref(manager)
+    if original is None:
+        return
+    now = time.monotonic_ns
+
+    def lookup(request: Any) -> Any:
+        nesting.depth += 1
+        try:
+            found = original(this(), request)
+        finally:
+            nesting.depth -= 1
+        try:
+            if not nesting.depth:
+                skipped = bool(getattr(request, "skip_reading_prefix_cache", False))
+                number = requests.number(request, now())
+                recorder.times.append(now())
+                recorder.words.extend(
+                    (head(Op.LOOKUP, int(skipped)), number, request.num_tokens, found[1])
+                )
+        except Exception as error:
+            recorder.fail(name, error)
+        return found
+
+    recorder.on_stop(put(manager, name, lookup))
+
+
+def _watch_free(
+    manager: Any,
+    recorder: Recorder,
+    requests: Requests,
+    context: FreeContext,
+    forget_prefill: Callable[[str], None],
+) -> None:
+    original, this = own_method(manager, "free"), weakref.ref(manager)
+    if original is None:
+        raise AttributeError(f"{type(manager).__qualname__} has no method free")
+
+    def free(request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            context.request = _leaving(request, recorder, requests, forget_prefill) + 1
+        except Exception as error:
+            recorder.fail("free", error)
+        try:
+            return original(this(), request, *args, **kwargs)
+        finally:
+            context.request = 0
+
+    recorder.on_stop(put(manager, "free", free))
+
+
+def _watch_park(
+    manager: Any, recorder: Recorder, requests: Requests, forget_prefill: Callable[[str], None]
+) -> None:
+    original, this = own_method(manager, "pop_blocks_for_free"), weakref.ref(manager)
+    if original is None:
+        return
+
+    def pop_blocks_for_free(request: Any) -> Any:
+        blocks = original(this(), request)
+        try:
+            number = _leaving(request, recorder, requests, forget_prefill)
+            recorder.words.extend((head(Op.PARK, len(blocks)), number))
+            recorder.words.extend([block.block_id for block in blocks])
+        except Exception as error:
+            recorder.fail("pop_blocks_for_free", error)
+        return blocks
+
+    recorder.on_stop(put(manager, "pop_blocks_for_free", pop_blocks_for_free))
+
+
+def _leaving(
+    request: Any, recorder: Recorder, requests: Requests, forget_prefill: Callable[[str], None]
+) -> int:
+    """The number of a request that gives up its blocks, which a running one does if preempted."""
+    now = time.monotonic_ns()
+    number = requests.leaving(request, now)
+    if request.status.name == "RUNNING":
+        recorder.times.append(now)
+        recorder.words.extend((head(Op.PREEMPT), number))
+        forget_prefill(request.request_id)
+    return number

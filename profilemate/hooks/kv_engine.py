@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watch one engine's KV cache: its scheduler, its KV cache manager and its block pools."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from typing import Any
+
+from profilemate import config, hooks, session
+from profilemate.collector import launch
+from profilemate.hooks import block_pool, facts, kv_cache_manager, steps
+from profilemate.hooks.requests import Requests
+from profilemate.messages import say
+from profilemate.recorder import Recorder
+
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def watch(scheduler: Any) -> None:
+    """Begin to record what this scheduler does. Never raises; says in one line why it cannot."""
+    if scheduler in _watched:
+        return
+    settings = config.read(os.environ)
+    if not settings.enabled:
+        return
+    _watched.add(scheduler)
+    try:
+        _watch(scheduler, settings)
+    except session.SessionError as error:
+        say(f"off, {error}")
+    except Exception as error:
+        version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
+        say(
+            f"off, this vLLM ({version}) is not one that profilemate knows "
+            f"({type(error).__name__}: {error}); vLLM goes on"
+        )
+
+
+def _watch(scheduler: Any, settings: config.Config) -> None:
+    manager = scheduler.kv_cache_manager
+    pools = _pools(manager)
+    rank = facts.engine_rank(scheduler.vllm_config)
+    described = facts.describe(scheduler, pools)
+    name = session.ensure_name(os.environ)
+    place = session.claim(settings.directory, name, f"engine{rank}")
+    header = {
+        "producer": "engine",
+        "rank": rank,
+        "pid": os.getpid(),
+        "start": session.process_start(os.getpid()),
+        "hooks": [status._asdict() for status in hooks.status()],
+        **described,
+    }
+    recorder = Recorder(place.fd, header, f"engine {rank}")
+    requests = Requests(recorder, place.founding.key, not facts.is_plain(scheduler))
+    recorded_steps = steps.Steps(scheduler, pools, recorder, requests)
+    context = block_pool.FreeContext()
+    try:
+        for number, pool in enumerate(pools):
+            block_pool.watch(
+                pool,
+                number,
+                recorder,
+                requests,
+                context,
+                recorded_steps.settle,
+                alone=len(pools) == 1,
+                evicts_directly=facts.has_mamba(scheduler),
+            )
+        kv_cache_manager.watch(
+            manager, recorder, requests, context, recorded_steps.forget_prefill
+        )
+        steps.watch(scheduler, recorded_steps, recorder, requests)
+    except Exception as error:
+        recorder.fail("attaching", error)
+        recorder.close()
+        return
+    weakref.finalize(scheduler, recorder.close)
+    launch.start(place.directory)
+    if settings.verbose:
+        say(f"engine {rank} records into {place.directory}")
+
+
+def _pools(manager: Any) -> list[Any]:
+    """The manager's block pools, its own first; a group may have one of its own."""
+    pools = [manager.block_pool]
+    coordinator = getattr(manager, "coordinator", None)
+    for group in getattr(coordinator, "single_type_managers", ()):
+        if not any(group.block_pool is pool for pool in pools):
+            pools.append(group.block_pool)
+    return pools

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which number stands for a request, and what is said of it when it comes and goes."""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+from operator import itemgetter
+from typing import Any
+
+import orjson
+
+from profilemate.events import HASH_BYTES, PREFIX_BYTES, Op, head, prefix_lengths
+from profilemate.recorder import Recorder
+
+first_bytes = itemgetter(slice(0, HASH_BYTES))
+
+
+class Requests:
+    """Numbers the live requests of one scheduler. ``index`` maps request id to number."""
+
+    def __init__(self, recorder: Recorder, key: bytes, hashes_on_finish: bool) -> None:
+        self.index: dict[str, int] = {}
+        self._recorder = recorder
+        self._key = key
+        self._hashes_on_finish = hashes_on_finish
+        self._next = 0
+
+    def number(self, request: Any, now: int) -> int:
+        """The request's number; one that was not seen before is described in the journal."""
+        number = self.index.get(request.request_id)
+        if number is None:
+            number = self.index[request.request_id] = self._next
+            self._next += 1
+            blob = orjson.dumps(_description(request, self._key)) + b"\0"
+            blob += _prefix_ids(request, self._key)
+            self._tell(Op.REQUEST, number, blob, now)
+        return number
+
+    def finish(self, request: Any, now: int) -> None:
+        """Say how the request ended. It keeps its number until its blocks are given up."""
+        number = self.number(request, now)
+        reason = str(request.get_finished_reason())
+        outcome = {
+            "reason": reason,
+            "output": request.num_output_tokens,
+            "computed": request.num_computed_tokens,
+        }
+        blob = orjson.dumps(outcome) + b"\0"
+        if self._hashes_on_finish or reason == "abort":
+            blob += b"".join(map(first_bytes, request.block_hashes))
+        self._tell(Op.FINISH, number, blob, now)
+
+    def leaving(self, request: Any, now: int) -> int:
+        """The number of a request that gives up its blocks; one that has ended is forgotten."""
+        number = self.number(request, now)
+        if request.is_finished():
+            del self.index[request.request_id]
+        return number
+
+    def _tell(self, op: Op, number: int, blob: bytes, now: int) -> None:
+        self._recorder.times.append(now)
+        self._recorder.words.extend((head(op, len(blob)), number))
+        self._recorder.blobs.append(blob)
+
+
+def _description(request: Any, key: bytes) -> dict[str, Any]:
+    lora = request.lora_request
+    salt = getattr(request, "cache_salt", None)
+    return {
+        "id": request.request_id,
+        "prompt": request.num_prompt_tokens,
+        "max": request.max_tokens,
+        "priority": getattr(request, "priority", 0),
+        "lora": None if lora is None else getattr(lora, "lora_name", None) or lora.name,
+        "tenant": None if not salt else _number(blake2b(salt.encode(), **_keyed(key))),
+        "pooling": request.sampling_params is None,
+    }
+
+
+def _keyed(key: bytes) -> dict[str, Any]:
+    return {"key": key, "digest_size": PREFIX_BYTES}
+
+
+def _number(digest: Any) -> int:
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _prefix_ids(request: Any, key: bytes) -> bytes:
+    """Keyed digests of the prompt's first tokens, one a length of ``prefix_lengths``.
+
+    An adapter, a cache salt and the multimodal inputs that begin before a length's end are part
+    of it, as they are of vLLM's block hashes.
+    """
+    tokens = request.prompt_token_ids
+    if tokens is None:
+        return b""
+    lengths = prefix_lengths(len(tokens))
+    if not lengths:
+        return b""
+    lora, salt = request.lora_request, getattr(request, "cache_salt", None)
+    digest = blake2b(repr((lora and lora.lora_int_id, salt)).encode(), **_keyed(key))
+    width = array("q").itemsize
+    data = memoryview(array("q", tokens[: lengths[-1]]).tobytes())
+    media = sorted(_media(request), reverse=True)
+    ids, begin = [], 0
+    for end in lengths:
+        while media and media[-1][0] < end:
+            digest.update(repr(media.pop()).encode())
+        digest.update(data[begin * width : end * width])
+        ids.append(digest.copy().digest())
+        begin = end
+    return b"".join(ids)
+
+
+def _media(request: Any) -> list[tuple[int, str]]:
+    return [
+        (feature.mm_position.offset, str(feature.identifier))
+        for feature in getattr(request, "mm_features", None) or ()
+    ]

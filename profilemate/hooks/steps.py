@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record the scheduler's steps: what each scheduled, for whom, and who came and went."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from itertools import compress
+from typing import Any
+
+from profilemate.events import COUNT_SHIFT, OP_MASK, Op, head
+from profilemate.hooks.instances import own_method, put
+from profilemate.hooks.requests import Requests
+from profilemate.recorder import Recorder
+
+REPEAT_NS = 250_000_000
+"""Steps that only repeat the last one are told this often; they may run a thousand a second."""
+
+MAX_AWAITED = 64
+"""Scheduler outputs that may wait for their first tokens at once; vLLM keeps a few in flight."""
+
+_LOOKUP_WORDS = 4
+
+
+class Steps:
+    """Writes one scheduler's step events. Holds the scheduler and its pools weakly."""
+
+    def __init__(
+        self, scheduler: Any, pools: list[Any], recorder: Recorder, requests: Requests
+    ) -> None:
+        self._scheduler = weakref.ref(scheduler)
+        self._pools = [weakref.ref(pool) for pool in pools]
+        self._free_blocks = [own_method(pool, "get_num_free_blocks") for pool in pools]
+        self._recorder = recorder
+        self._requests = requests
+        self._prefills: dict[str, int] = {}
+        self._awaiting: dict[int, list[int]] = {}
+        self._idle_signature: tuple[Any, ...] | None = None
+        self._repeat_told_ns = 0
+        self._inside = False
+
+    def forget_prefill(self, request_id: str) -> None:
+        """The request no longer computes a prompt: it was preempted or has ended."""
+        self._prefills.pop(request_id, None)
+
+    def settle(self) -> None:
+        """Write what happened outside a step at once: none may follow."""
+        if not self._inside:
+            self._write_update()
+
+    def scheduled(self, output: Any, began: int, ended: int) -> None:
+        """A step was scheduled."""
+        scheduler, recorder = self._scheduler(), self._recorder
+        running, waiting = len(scheduler.running), _waiting(scheduler)
+        signature = None
+        if not output.total_num_scheduled_tokens and self._only_lookups():
+            signature = (running, waiting, tuple(recorder.words))
+            if signature == self._idle_signature:
+                self._repeat(ended)
+                return
+        self._idle_signature = signature
+        words = recorder.words
+        prefill_tokens = self._assign(output)
+        words.extend(
+            (
+                head(Op.STEP, len(self._pools)),
+                running,
+                waiting,
+                output.total_num_scheduled_tokens,
+                prefill_tokens,
+                len(output.num_scheduled_tokens),
+            )
+        )
+        words.extend(self._free_counts())
+        recorder.times.extend((began, ended))
+        recorder.flush()
+        self._repeat_told_ns = ended
+        recorder.hook_ns += time.monotonic_ns() - ended
+
+    def updating(self, output: Any, now: int) -> None:
+        """The results of a step came in and are about to be processed."""
+        self._inside = True
+        first = self._awaiting.pop(id(output), None)
+        if first:
+            self._recorder.times.append(now)
+            self._recorder.words.append(head(Op.FIRST_TOKEN, len(first)))
+            self._recorder.words.extend(first)
+
+    def updated(self) -> None:
+        """The results of a step have been processed."""
+        self._inside = False
+        if self._recorder.times:
+            self._write_update()
+
+    def _write_update(self) -> None:
+        scheduler, recorder = self._scheduler(), self._recorder
+        recorder.times.append(time.monotonic_ns())
+        recorder.words.extend(
+            (head(Op.UPDATE, len(self._pools)), len(scheduler.running), _waiting(scheduler))
+        )
+        recorder.words.extend(self._free_counts())
+        recorder.flush()
+        self._idle_signature = None
+
+    def _free_counts(self) -> list[int]:
+        return [count(pool()) for count, pool in zip(self._free_blocks, self._pools)]
+
+    def _only_lookups(self) -> bool:
+        words = self._recorder.words
+        return len(words) == _LOOKUP_WORDS * len(self._recorder.times) and all(
+            word & OP_MASK == Op.LOOKUP for word in words[::_LOOKUP_WORDS]
+        )
+
+    def _repeat(self, ended: int) -> None:
+        recorder = self._recorder
+        recorder.words.clear()
+        recorder.times.clear()
+        recorder.repeats += 1
+        recorder.repeated_until_ns = ended
+        if ended - self._repeat_told_ns > REPEAT_NS:
+            recorder.flush()
+            self._repeat_told_ns = ended
+
+    def _assign(self, output: Any) -> int:
+        """Tell whose the step's new blocks are; returns the tokens that computed prompts."""
+        words, index = self._recorder.words, self._requests.index
+        scheduled = output.num_scheduled_tokens
+        first: list[int] = []
+        prefill_tokens = self._continue_prefills(scheduled, first) if self._prefills else 0
+        for data in output.scheduled_new_reqs:
+            prefill_tokens += self._admit(
+                data.req_id, data.num_computed_tokens, data.block_ids, scheduled, first
+            )
+        cached = output.scheduled_cached_reqs
+        ids, blocks = cached.req_ids, cached.new_block_ids
+        resumed = _resumed(cached)
+        for request_id, groups in compress(zip(ids, blocks), blocks):
+            if request_id in resumed:
+                continue
+            number = index[request_id]
+            for group, block_ids in enumerate(groups):
+                if block_ids:
+                    words.extend((len(block_ids) << COUNT_SHIFT | Op.ASSIGN, number, group))
+                    words.extend(block_ids)
+        for request_id in resumed:
+            at = ids.index(request_id)
+            computed = cached.num_computed_tokens[at]
+            prefill_tokens += self._admit(
+                request_id, computed, blocks[at] or (), scheduled, first
+            )
+        if first:
+            if len(self._awaiting) >= MAX_AWAITED:
+                self._awaiting.clear()
+            self._awaiting[id(output)] = first
+        return prefill_tokens
+
+    def _admit(
+        self,
+        request_id: str,
+        computed: int,
+        groups: Any,
+        scheduled: dict[str, int],
+        first: list[int],
+    ) -> int:
+        words, number = self._recorder.words, self._requests.index[request_id]
+        words.extend((head(Op.ADMIT), number, computed))
+        for group, block_ids in enumerate(groups):
+            words.extend((head(Op.TABLE, len(block_ids)), number, group))
+            words.extend(block_ids)
+        request = self._scheduler().requests[request_id]
+        self._prefills[request_id] = request.num_tokens - computed
+        return self._advance_prefill(request_id, scheduled[request_id], first)
+
+    def _continue_prefills(self, scheduled: dict[str, int], first: list[int]) -> int:
+        return sum(
+            self._advance_prefill(request_id, scheduled[request_id], first)
+            for request_id in list(self._prefills)
+            if request_id in scheduled
+        )
+
+    def _advance_prefill(self, request_id: str, tokens: int, first: list[int]) -> int:
+        left = self._prefills[request_id]
+        if tokens < left:
+            self._prefills[request_id] = left - tokens
+            return tokens
+        del self._prefills[request_id]
+        if self._scheduler().requests[request_id].sampling_params is not None:
+            first.append(self._requests.index[request_id])
+        return left
+
+
+def watch(scheduler: Any, steps: Steps, recorder: Recorder, requests: Requests) -> None:
+    """Hook the methods of one scheduler."""
+    _watch_schedule(scheduler, steps, recorder)
+    _watch_update(scheduler, steps, recorder)
+    _watch_arrival(scheduler, recorder, requests)
+    _watch_end(scheduler, steps, recorder, requests)
+    _watch_abort(scheduler, steps, recorder)
+
+
+def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
+    original, this = _method(scheduler, "schedule"), weakref.ref(scheduler)
+    now = time.monotonic_ns
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        began = now()
+        output = original(this(), *args, **kwargs)
+        try:
+            steps.scheduled(output, began, now())
+        except Exception as error:
+            recorder.fail("schedule", error)
+        return output
+
+    recorder.on_stop(put(scheduler, "schedule", schedule))
+
+
+def _watch_update(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
+    original, this = _method(scheduler, "update_from_output"), weakref.ref(scheduler)
+    now = time.monotonic_ns
+
+    def update_from_output(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            steps.updating(scheduler_output, now())
+        except Exception as error:
+            recorder.fail("update_from_output", error)
+        try:
+            return original(this(), scheduler_output, *args, **kwargs)
+        finally:
+            try:
+                steps.updated()
+            except Exception as error:
+                recorder.fail("update_from_output", error)
+
+    recorder.on_stop(put(scheduler, "update_from_output", update_from_output))
+
+
+def _watch_arrival(scheduler: Any, recorder: Recorder, requests: Requests) -> None:
+    original, this = _method(scheduler, "add_request"), weakref.ref(scheduler)
+
+    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            requests.number(request, time.monotonic_ns())
+        except Exception as error:
+            recorder.fail("add_request", error)
+        return original(this(), request, *args, **kwargs)
+
+    recorder.on_stop(put(scheduler, "add_request", add_request))
+
+
+def _watch_end(scheduler: Any, steps: Steps, recorder: Recorder, requests: Requests) -> None:
+    original, this = _method(scheduler, "_free_request"), weakref.ref(scheduler)
+
+    def _free_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            requests.finish(request, time.monotonic_ns())
+            steps.forget_prefill(request.request_id)
+        except Exception as error:
+            recorder.fail("_free_request", error)
+        return original(this(), request, *args, **kwargs)
+
+    recorder.on_stop(put(scheduler, "_free_request", _free_request))
+
+
+def _watch_abort(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
+    original, this = _method(scheduler, "finish_requests"), weakref.ref(scheduler)
+
+    def finish_requests(*args: Any, **kwargs: Any) -> Any:
+        result = original(this(), *args, **kwargs)
+        try:
+            if recorder.times:
+                steps.settle()
+        except Exception as error:
+            recorder.fail("finish_requests", error)
+        return result
+
+    recorder.on_stop(put(scheduler, "finish_requests", finish_requests))
+
+
+def _waiting(scheduler: Any) -> int:
+    counts = getattr(scheduler, "get_request_counts", None)
+    return counts()[1] if counts is not None else len(scheduler.waiting)
+
+
+def _resumed(cached: Any) -> Any:
+    """Ids of the requests that run again after a preemption, in either of its forms."""
+    ids = getattr(cached, "resumed_req_ids", None)
+    if ids is None:
+        ids = set(compress(cached.req_ids, getattr(cached, "resumed_from_preemption", ())))
+    return ids
+
+
+def _method(scheduler: Any, name: str) -> Callable[..., Any]:
+    method = own_method(scheduler, name)
+    if method is None:
+        raise AttributeError(f"{type(scheduler).__qualname__} has no method {name}")
+    return method

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hot path: what hooks append to, written out once a step.
+
+A hook appends to the public lists directly, in the order that profilemate.events gives, and the
+hook that ends a step calls ``flush``. Nothing here formats, locks or allocates per event.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from profilemate import journal
+from profilemate.events import EVENTS_HEAD, Op, head
+from profilemate.journal import Kind
+from profilemate.messages import say
+
+RETRY_NS = 5_000_000_000
+"""How often a recorder that lost its disk tries to say how much it has dropped."""
+
+STATUS_NS = 5_000_000_000
+"""How often the journal is told what recording has cost so far."""
+
+_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+class Recorder:
+    """One producer's buffer and journal.
+
+    The file descriptor is the recorder's from now on. ``name`` is what messages call it.
+    ``repeats`` counts the steps that were the same as the last one written and scheduled
+    nothing; the next flush tells them in one event. ``hook_ns`` is the time that the hooks at
+    the ends of steps took, in nanoseconds.
+    """
+
+    def __init__(self, fd: int, header: dict[str, Any], name: str) -> None:
+        self.words: list[int] = []
+        self.times: list[int] = []
+        self.hashes: list[bytes] = []
+        self.blobs: list[bytes] = []
+        self.name = name
+        self.dropped = 0
+        self.flushes = 0
+        self.bytes_written = 0
+        self.hook_ns = 0
+        self._next_status_ns = time.monotonic_ns() + STATUS_NS
+        self._fd = fd
+        self.repeats = 0
+        self.repeated_until_ns = 0
+        self._stopped = False
+        self._next_retry_ns = 0
+        self._on_stop: list[Callable[[], None]] = []
+        _recorders.add(self)
+        self._write(journal.MAGIC + journal.frame(Kind.HEADER, orjson.dumps(header)))
+
+    @property
+    def active(self) -> bool:
+        """Whether events still reach the journal."""
+        return not self._stopped
+
+    def on_stop(self, undo: Callable[[], None]) -> None:
+        """Call ``undo`` when this recorder stops for good: it takes the hooks away again."""
+        self._on_stop.append(undo)
+
+    def flush(self) -> None:
+        """Write what has been appended, in one frame. Never raises OSError."""
+        if not self.times and not self.repeats:
+            return
+        if self._stopped:
+            self._drop()
+            return
+        if self.repeats:
+            self.words[0:0] = (head(Op.REPEAT, self.repeats),)
+            self.times[0:0] = (self.repeated_until_ns,)
+            self.repeats = 0
+        hashes, blobs = b"".join(self.hashes), b"".join(self.blobs)
+        payload = b"".join(
+            (
+                EVENTS_HEAD.pack(len(self.times), len(self.hashes), len(self.words), len(blobs)),
+                array("q", self.times).tobytes(),
+                hashes,
+                array("I", self.words).tobytes(),
+                blobs,
+            )
+        )
+        data = journal.frame(Kind.EVENTS, payload)
+        if self.times[-1] > self._next_status_ns:
+            self._next_status_ns = self.times[-1] + STATUS_NS
+            data += self._status_frame()
+        if self._write(data):
+            self._clear()
+        else:
+            self._drop()
+        self.flushes += 1
+
+    def status(self, **changes: Any) -> None:
+        """Write what changed about this producer."""
+        if not self._stopped:
+            self._write(self._status_frame(**changes))
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Stop for good after a hook raised: its events can no longer be trusted.
+
+        What was appended since the last flush is dropped, since it may be half an event.
+        """
+        if self._stopped:
+            return
+        reason = f"{type(error).__name__}: {error}"
+        self._drop()
+        self.status(failed={where: reason})
+        self._stop()
+        say(f"{self.name}: recording stopped, {where} failed ({reason}); vLLM goes on")
+
+    def close(self) -> None:
+        """End the journal in good order."""
+        if self._fd < 0:
+            return
+        self.flush()
+        if self._stopped:
+            self._tell_dropped()
+        else:
+            self._write(journal.frame(Kind.END, orjson.dumps(self._costs())))
+        self._stop()
+        self._close_fd()
+
+    def forget(self) -> None:
+        """Let go without writing: this process is a fork and the journal is its parent's."""
+        self._clear()
+        self._stop()
+        self._close_fd()
+
+    def _status_frame(self, **changes: Any) -> bytes:
+        return journal.frame(Kind.STATUS, orjson.dumps(changes | self._costs()))
+
+    def _costs(self) -> dict[str, int]:
+        return {
+            "dropped_events": self.dropped,
+            "flushes": self.flushes,
+            "hook_ns": self.hook_ns,
+            "bytes": self.bytes_written,
+        }
+
+    def _write(self, data: bytes) -> bool:
+        try:
+            written = os.write(self._fd, data)
+            if written < len(data):
+                os.write(self._fd, data[written:])
+        except OSError as error:
+            # A torn frame would hide every later one from the reader.
+            self._cut_back()
+            self._lose_disk(error)
+            return False
+        self.bytes_written += len(data)
+        return True
+
+    def _cut_back(self) -> None:
+        try:
+            os.ftruncate(self._fd, self.bytes_written)
+        except OSError:
+            pass
+
+    def _lose_disk(self, error: OSError) -> None:
+        self._stopped = True
+        self._next_retry_ns = time.monotonic_ns() + RETRY_NS
+        say(
+            f"{self.name}: recording stopped, the journal cannot be written "
+            f"({error.strerror}); vLLM goes on"
+        )
+
+    def _drop(self) -> None:
+        self.dropped += len(self.times)
+        self._clear()
+        now = time.monotonic_ns()
+        if self._fd >= 0 and self._stopped and now > self._next_retry_ns:
+            self._next_retry_ns = now + RETRY_NS
+            self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
+        data = self._status_frame()
+        try:
+            if os.write(self._fd, data) == len(data):
+                self.bytes_written += len(data)
+                return
+        except OSError:
+            pass
+        self._cut_back()
+
+    def _clear(self) -> None:
+        self.words.clear()
+        self.times.clear()
+        self.hashes.clear()
+        self.blobs.clear()
+
+    def _stop(self) -> None:
+        self._stopped = True
+        undo, self._on_stop = self._on_stop, []
+        for step in undo:
+            step()
+
+    def _close_fd(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _forget_all() -> None:
+    for recorder in list(_recorders):
+        recorder.forget()
+
+
+def close_all() -> None:
+    """End every journal of this process: a courtesy at exit, where there is one."""
+    for recorder in list(_recorders):
+        recorder.close()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -48,7 +48,7 @@ def compare(model: Path, options: argparse.Namespace) -> float:
         recording = bool(number % 2)
         times = run(model, options, recording and not options.null)
         (on if recording else off).append(times)
-    floor_off, floor_on = sum(map(min, zip(*off))), sum(map(min, zip(*on)))
+    floor_off, floor_on = floor(off), floor(on)
     steps = len(off[0])
     change = 100 * (floor_on / floor_off - 1)
     print(
@@ -57,6 +57,11 @@ def compare(model: Path, options: argparse.Namespace) -> float:
         flush=True,
     )
     return change
+
+
+def floor(runs: list[list[int]]) -> int:
+    """The sum of each step's fastest time over all runs, in nanoseconds."""
+    return sum(map(min, zip(*runs, strict=True)))
 
 
 def run(model: Path, options: argparse.Namespace, recording: bool) -> list[int]:

@@ -7,6 +7,7 @@ hook that ends a step calls ``flush``. Nothing here formats, locks or allocates 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import weakref
@@ -160,10 +161,8 @@ class Recorder:
         return True
 
     def _cut_back(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self.bytes_written)
-        except OSError:
-            pass
 
     def _lose_disk(self, error: OSError) -> None:
         self._stopped = True

@@ -103,8 +103,7 @@ def _make_base(base: Path) -> None:
         for info in (os.lstat(base), os.stat(base)):
             if info.st_uid not in (os.geteuid(), 0):
                 raise SessionError(
-                    f"{base} belongs to another user "
-                    "(set VLLM_PROFILING_DIR to a folder of yours)"
+                    f"{base} belongs to another user (set VLLM_PROFILING_DIR to a folder of yours)"
                 ) from None
 
 
@@ -197,7 +196,19 @@ def _rename_unless_there(scratch: Path, path: Path) -> None:
 
 
 _SECRET_WORDS = frozenset(
-    "key keys apikey token secret password passwd passphrase credential credentials auth".split()
+    (
+        "apikey",
+        "auth",
+        "credential",
+        "credentials",
+        "key",
+        "keys",
+        "passphrase",
+        "passwd",
+        "password",
+        "secret",
+        "token",
+    )
 )
 _SECRET_VALUE = re.compile(
     r"""(?ix) ( ["']? [\w-]* (?: api_?key | secret | password | passwd | token ) ["']? \s* [:=] \s*
@@ -220,12 +231,20 @@ def redact(argv: list[str]) -> list[str]:
             flag, equals, _ = argument.partition("=")
             secret = not _SECRET_WORDS.isdisjoint(re.split(r"[-_.]+", flag.lower()))
             if secret and equals:
-                argument, secret = f"{flag}={REDACTED}", False
+                secret = False
+                redacted.append(f"{flag}={REDACTED}")
+                continue
         elif secret:
-            argument = REDACTED
-        argument = _SECRET_VALUE.sub(rf"\g<1>{REDACTED}", argument)
-        redacted.append(_URL_PASSWORD.sub(rf"\1:{REDACTED}@", argument))
+            redacted.append(REDACTED)
+            continue
+        redacted.append(_redact_within(argument))
     return redacted
+
+
+def _redact_within(argument: str) -> str:
+    """An argument without the passwords in its JSON or its URL."""
+    argument = _SECRET_VALUE.sub(rf"\g<1>{REDACTED}", argument)
+    return _URL_PASSWORD.sub(rf"\1:{REDACTED}@", argument)
 
 
 def _root_argv(session_id: str) -> list[str]:

@@ -65,7 +65,7 @@ class Pool:
     ) -> list[Eviction]:
         """Hand blocks out; ``owners`` has each one's request cell and group."""
         evictions = []
-        for block, (owner, group) in zip(blocks, owners):
+        for block, (owner, group) in zip(blocks, owners, strict=True):
             if self.contents[block] is not None:
                 evictions.append(self.evict(block, time))
             self._hold(block, owner)

@@ -7,6 +7,7 @@ out for is known only at its end, so a frame is first read backwards for the own
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -114,13 +115,9 @@ class Engine:
                 claims.update(((pool, block), owner) for block in event.ids)
             elif event.op == Op.FREE and event.args[0]:
                 owner = (self._cell(event.args[0] - 1), -1)
-                claims.update(
-                    ((event.pool, block & ~STILL_HELD), owner) for block in event.ids
-                )
+                claims.update(((event.pool, block & ~STILL_HELD), owner) for block in event.ids)
             elif event.op == Op.ALLOCATE:
-                owners[position] = [
-                    claims.pop((event.pool, block), NOBODY) for block in event.ids
-                ]
+                owners[position] = [claims.pop((event.pool, block), NOBODY) for block in event.ids]
         return owners
 
     def _pool_of(self, group: int) -> int:
@@ -158,23 +155,19 @@ class Engine:
         request = self._requests.get(freer - 1) if freer else None
         pool = self._pools[event.pool]
         if request is not None and request.freed_blocks is not None:
-            request.freed_blocks += sum(
-                block & ~STILL_HELD != pool.null for block in event.ids
-            )
+            request.freed_blocks += sum(block & ~STILL_HELD != pool.null for block in event.ids)
         released = pool.free(event.ids, request.cell if request else "", event.time)
         if released:
             self._totals.freed += len(released)
             block = released[0]
-            self._write_move(
-                event, "free", len(released), pool.owner(block), 0, pool.groups[block]
-            )
+            self._write_move(event, "free", len(released), pool.owner(block), 0, pool.groups[block])
 
     def _cache(self, event: Event) -> None:
         number, group, tokens, stride = event.args
         request = self._requests.get(number)
         prompt = request.prompt_tokens if request is not None else 0
         pool = self._pools[event.pool]
-        for block, block_hash in zip(event.ids, event.hashes):
+        for block, block_hash in zip(event.ids, event.hashes, strict=True):
             origin = PROMPT if tokens <= prompt else OUTPUT
             pool.cache(block, self._content_id(block_hash), origin, group)
             tokens += stride
@@ -207,9 +200,7 @@ class Engine:
         request = self._requests[number]
         self._looking_up = request
         self._looked_up.append(request)
-        self._lookups.looked_up(
-            request, query, hit, bool(event.count), event.time, self._frame
-        )
+        self._lookups.looked_up(request, query, hit, bool(event.count), event.time, self._frame)
 
     def _preempt(self, event: Event) -> None:
         request = self._requests[event.args[0]]
@@ -257,7 +248,8 @@ class Engine:
         self._write_usage(event.until, running, waiting, event.ids)
 
     def _updated(self, event: Event) -> None:
-        self._write_usage(event.time, *event.args, event.ids)
+        running, waiting = event.args
+        self._write_usage(event.time, running, waiting, event.ids)
 
     def _repeated(self, event: Event) -> None:
         self._steps.repeated(event)
@@ -315,7 +307,7 @@ class Engine:
         self._finished.clear()
 
     def _write_usage(self, time: int, running: int, waiting: int, free_counts: list[int]) -> None:
-        for number, (pool, free) in enumerate(zip(self._pools, free_counts)):
+        for number, (pool, free) in enumerate(zip(self._pools, free_counts, strict=True)):
             held = pool.num_held
             self.mismatches += free != pool.total - held
             state = (held, pool.num_cached, running, waiting)
@@ -359,7 +351,7 @@ class Engine:
         return f"{(time - self._origin) / 1e9:.6f}"
 
 
-_HANDLERS = {
+_HANDLERS: dict[int, Callable[[Engine, Event], None]] = {
     Op.REUSE: Engine._reuse,
     Op.FREE: Engine._free,
     Op.CACHE: Engine._cache,

@@ -40,13 +40,11 @@ class Follower:
         """Find the journals that appeared since the last call."""
         for path in sorted(self.journals.glob("*.journal")):
             if path.stem not in self.producers:
-                self.producers[path.stem] = Producer(
-                    path, self.founding, self.tables, self.totals
-                )
+                self.producers[path.stem] = Producer(path, self.founding, self.tables, self.totals)
 
     def read(self) -> bool:
         """Read what all producers wrote; whether that was anything."""
-        return any([producer.read() for producer in self._ordered()])
+        return sum(producer.read() for producer in self._ordered()) > 0
 
     def replay(self, until: int | None = None) -> None:
         """Replay the frames whose time is at most ``until``, in the order of their times."""
@@ -138,4 +136,3 @@ def remove_journals(folder: Path) -> None:
     for path in sorted(journals.iterdir(), key=lambda path: path.name != session.FOUNDING_FILE):
         path.unlink(missing_ok=True)
     os.rmdir(journals)
-

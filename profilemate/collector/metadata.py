@@ -44,9 +44,7 @@ def write(
     content = _metadata(founding, producers, tables, ended, lag_sec)
     if totals.total_blocks:
         write_atomically(folder / SUMMARY_FILE, totals.summary().encode())
-    write_atomically(
-        folder / METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n"
-    )
+    write_atomically(folder / METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def _metadata(

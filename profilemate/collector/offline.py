@@ -43,7 +43,9 @@ def complete(
     except (SessionError, JournalError) as error:
         raise CollectorError(str(error)) from None
     except OSError as error:
-        raise CollectorError(f"cannot complete {folder}: {error.strerror}: {error.filename}") from None
+        raise CollectorError(
+            f"cannot complete {folder}: {error.strerror}: {error.filename}"
+        ) from None
 
 
 def _complete(folder: Path, progress: Callable[[int, int], None] | None) -> bool:

@@ -81,9 +81,7 @@ def parse_finish(blob: bytes, time: int) -> Finish:
 
 
 def _numbers(data: bytes, width: int) -> list[int]:
-    return [
-        int.from_bytes(data[at : at + width], "little") for at in range(0, len(data), width)
-    ]
+    return [int.from_bytes(data[at : at + width], "little") for at in range(0, len(data), width)]
 
 
 def row(

@@ -21,6 +21,7 @@ def finalize(
     session: Annotated[
         Path,
         typer.Argument(
+            metavar="SESSION",
             help="A session's folder, or a folder of sessions, of which the newest is taken.",
             show_default=False,
         ),
@@ -34,8 +35,8 @@ def finalize(
 
     \b
     Examples:
-      profilemate finalize /tmp/vllm_profiling                       the newest session there
-      profilemate finalize /tmp/vllm_profiling/session_20260131_1    that session
+      profilemate finalize ~/runs     the newest session in this folder
+      profilemate finalize ~/runs/session_20260131_120000_4711_c0ffee
     """
     with one_line():
         from analysis.find import find_session

@@ -18,6 +18,7 @@ def summary(
     session: Annotated[
         Path | None,
         typer.Argument(
+            metavar="SESSION",
             help="A session's folder, or a folder of sessions, of which the newest is taken. "
             "Without it: the newest in $VLLM_PROFILING_DIR, or in vllm_profiling in the "
             "system's temporary folder.",
@@ -28,13 +29,15 @@ def summary(
 ) -> None:
     """Sum up a session.
 
-    KV cache usage, block lifetimes, evictions, prefix-cache hit rates, preemptions. It also works while vLLM still runs, and after a crash; it says how far the data goes.
+    KV cache usage, block lifetimes, evictions, prefix-cache hit rates, preemptions.
+
+    It works while vLLM still runs and after a crash, too, and says how far the data goes.
 
     \b
     Examples:
-      profilemate summary                      the newest session
-      profilemate summary ~/runs               the newest session in a folder of yours
-      profilemate summary session_20260131_1   a session
+      profilemate summary             the newest session
+      profilemate summary ~/runs      the newest session in this folder
+      profilemate summary ~/runs/session_20260131_120000_4711_c0ffee
       profilemate summary --json | jq .prefix_cache.true.token_rate
     """
     with one_line():

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import inspect
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
 from profilemate.events import COUNT_SHIFT, MAX_POOLS, STILL_HELD, Op, head
-from profilemate.hooks.instances import own_method, put
+from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.hooks.requests import Requests, first_bytes
 from profilemate.recorder import Recorder
 
 _block_id = attrgetter("block_id")
 _block_hash = attrgetter("block_hash")
+_PARTIAL = ("request", "block", "num_tokens", "kv_cache_group_id")
 
 
 class FreeContext:
@@ -69,7 +69,7 @@ def watch(
 
 
 def _watch_get_new_blocks(pool: Any, number: int, recorder: Recorder) -> None:
-    original, this = _method(pool, "get_new_blocks"), weakref.ref(pool)
+    original, this = required_method(pool, "get_new_blocks"), reference(pool)
     op = head(Op.ALLOCATE, 0, number)
     now, at = time.monotonic_ns, recorder.times.append
     say, extend = recorder.words.append, recorder.words.extend
@@ -88,7 +88,7 @@ def _watch_get_new_blocks(pool: Any, number: int, recorder: Recorder) -> None:
 
 
 def _watch_touch(pool: Any, number: int, recorder: Recorder) -> None:
-    original, this = _method(pool, "touch"), weakref.ref(pool)
+    original, this = required_method(pool, "touch"), reference(pool)
     op = head(Op.REUSE, 0, number)
     now, at = time.monotonic_ns, recorder.times.append
     say, extend = recorder.words.append, recorder.words.extend
@@ -113,7 +113,7 @@ def _watch_touch(pool: Any, number: int, recorder: Recorder) -> None:
 def _watch_free_blocks(
     pool: Any, number: int, recorder: Recorder, context: FreeContext, alone: bool
 ) -> None:
-    original, this = _method(pool, "free_blocks"), weakref.ref(pool)
+    original, this = required_method(pool, "free_blocks"), reference(pool)
     now = time.monotonic_ns
 
     def free_blocks(ordered_blocks: Iterable[Any]) -> Any:
@@ -154,14 +154,14 @@ def _record_free(recorder: Recorder, pool: int, freer: int, blocks: Any, now: in
 def _watch_cache_full_blocks(
     pool: Any, number: int, recorder: Recorder, requests: Requests
 ) -> None:
-    original, this = _method(pool, "cache_full_blocks"), weakref.ref(pool)
+    original, this = required_method(pool, "cache_full_blocks"), reference(pool)
     names = list(inspect.signature(original).parameters)[1:]
     now, index = time.monotonic_ns, requests.index
 
     def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
         result = original(this(), *args, **kwargs)
         try:
-            given = dict(zip(names, args))
+            given = dict(zip(names, args, strict=False))
             given.update(kwargs)
             first, end = given["num_cached_blocks"], given["num_full_blocks"]
             if first < end:
@@ -200,7 +200,7 @@ def _record_cached(
         _record_run(recorder, pool, request, group, block_size, first, blocks, hashes, now)
         return
     # Sparse groups keep some blocks only: the others are null, or masked out and have no hash.
-    for offset, (block, block_hash) in enumerate(zip(blocks, hashes)):
+    for offset, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
         masked = mask is not None and not mask[offset]
         if block_hash is not None and not block.is_null and not masked:
             _record_run(
@@ -253,7 +253,7 @@ def _watch_rare_calls(
     def cached_among(block_ids: Iterable[int]) -> list[int]:
         return [i for i in block_ids if pool_of().blocks[i].block_hash is not None]
 
-    pool_of = weakref.ref(pool)
+    pool_of = reference(pool)
     _around(pool, recorder, "evict_blocks", cached_among, after_evict_blocks)
 
     def after_reset(_: None, done: Any) -> None:
@@ -269,7 +269,7 @@ def _watch_rare_calls(
     _around_iterable(pool, recorder, "unpin_blocks", after_unpin)
 
     def before_partial(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return dict(zip(("request", "block", "num_tokens", "kv_cache_group_id"), args)) | kwargs
+        return dict(zip(_PARTIAL, args, strict=False)) | kwargs
 
     def after_partial(given: dict[str, Any], block_hash: Any) -> None:
         if block_hash is not None:
@@ -337,7 +337,7 @@ def _around(
     after: Callable[[Any, Any], None],
 ) -> None:
     """Hook a rare method, where this release has it: ``after(before(*args), result)``."""
-    original, this = own_method(pool, name), weakref.ref(pool)
+    original, this = own_method(pool, name), reference(pool)
     if original is None:
         return
 
@@ -361,7 +361,7 @@ def _around_iterable(
     pool: Any, recorder: Recorder, name: str, after: Callable[[list[Any], Any], None]
 ) -> None:
     """Hook a rare method whose first argument is blocks that can be walked only once."""
-    original, this = own_method(pool, name), weakref.ref(pool)
+    original, this = own_method(pool, name), reference(pool)
     if original is None:
         return
 
@@ -375,10 +375,3 @@ def _around_iterable(
         return result
 
     recorder.on_stop(put(pool, name, hooked))
-
-
-def _method(pool: Any, name: str) -> Callable[..., Any]:
-    method = own_method(pool, name)
-    if method is None:
-        raise AttributeError(f"{type(pool).__qualname__} has no method {name}")
-    return method

@@ -102,7 +102,9 @@ def _content_ids_shared() -> bool:
 def _model(config: Any, groups: Any) -> dict[str, Any]:
     model, parallel = config.model_config, config.parallel_config
     per_token = [
-        group.kv_cache_spec.page_size_bytes * len(group.layer_names) / group.kv_cache_spec.block_size
+        group.kv_cache_spec.page_size_bytes
+        * len(group.layer_names)
+        / group.kv_cache_spec.block_size
         for group in groups
         if hasattr(group.kv_cache_spec, "page_size_bytes")
     ]

@@ -15,10 +15,28 @@ from typing import Any
 Undo = Callable[[], None]
 
 
+def reference(instance: object) -> Callable[[], Any]:
+    """A weak reference that hooks call the instance by: they must not keep it alive."""
+    return weakref.ref(instance)
+
+
 def own_method(instance: object, name: str) -> Callable[..., Any] | None:
     """The method that this object's class gives it, unbound, or None where it has none."""
     method = inspect.getattr_static(type(instance), name, None)
     return getattr(type(instance), name) if inspect.isroutine(method) else None
+
+
+def required_method(instance: object, name: str) -> Callable[..., Any]:
+    """As ``own_method``, for a method without which nothing can be recorded.
+
+    Raises:
+        AttributeError: the object's class has none of that name.
+
+    """
+    method = own_method(instance, name)
+    if method is None:
+        raise AttributeError(f"{type(instance).__qualname__} has no method {name}")
+    return method
 
 
 def put(instance: object, name: str, replacement: Callable[..., Any]) -> Undo:
@@ -32,10 +50,10 @@ def put(instance: object, name: str, replacement: Callable[..., Any]) -> Undo:
     replacement.__doc__ = bound.__doc__
     replacement.__signature__ = inspect.signature(bound)  # type: ignore[attr-defined]
     vars(instance)[name] = replacement
-    reference = weakref.ref(instance)
+    this = reference(instance)
 
     def undo() -> None:
-        target = reference()
+        target = this()
         if target is not None and vars(target).get(name) is replacement:
             delattr(target, name)
 

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from profilemate.events import Op, head
 from profilemate.hooks.block_pool import FreeContext
-from profilemate.hooks.instances import own_method, put
+from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.hooks.requests import Requests
 from profilemate.recorder import Recorder
 
@@ -53,7 +52,7 @@ def watch(
 def _watch_lookup(
     manager: Any, name: str, recorder: Recorder, requests: Requests, nesting: Nesting
 ) -> None:
-    original, this = own_method(manager, name), weakref.ref(manager)
+    original, this = own_method(manager, name), reference(manager)
     if original is None:
         return
     now = time.monotonic_ns
@@ -86,9 +85,7 @@ def _watch_free(
     context: FreeContext,
     forget_prefill: Callable[[str], None],
 ) -> None:
-    original, this = own_method(manager, "free"), weakref.ref(manager)
-    if original is None:
-        raise AttributeError(f"{type(manager).__qualname__} has no method free")
+    original, this = required_method(manager, "free"), reference(manager)
 
     def free(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -106,7 +103,7 @@ def _watch_free(
 def _watch_park(
     manager: Any, recorder: Recorder, requests: Requests, forget_prefill: Callable[[str], None]
 ) -> None:
-    original, this = own_method(manager, "pop_blocks_for_free"), weakref.ref(manager)
+    original, this = own_method(manager, "pop_blocks_for_free"), reference(manager)
     if original is None:
         return
 

@@ -69,9 +69,7 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
                 alone=len(pools) == 1,
                 evicts_directly=facts.has_mamba(scheduler),
             )
-        kv_cache_manager.watch(
-            manager, recorder, requests, context, recorded_steps.forget_prefill
-        )
+        kv_cache_manager.watch(manager, recorder, requests, context, recorded_steps.forget_prefill)
         steps.watch(scheduler, recorded_steps, recorder, requests)
     except Exception as error:
         recorder.fail("attaching", error)

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable
 from itertools import compress
 from typing import Any
 
 from profilemate.events import COUNT_SHIFT, OP_MASK, Op, head
-from profilemate.hooks.instances import own_method, put
+from profilemate.hooks.instances import put, reference, required_method
 from profilemate.hooks.requests import Requests
 from profilemate.recorder import Recorder
 
@@ -29,9 +27,9 @@ class Steps:
     def __init__(
         self, scheduler: Any, pools: list[Any], recorder: Recorder, requests: Requests
     ) -> None:
-        self._scheduler = weakref.ref(scheduler)
-        self._pools = [weakref.ref(pool) for pool in pools]
-        self._free_blocks = [own_method(pool, "get_num_free_blocks") for pool in pools]
+        self._scheduler = reference(scheduler)
+        self._pools = [reference(pool) for pool in pools]
+        self._free_blocks = [required_method(pool, "get_num_free_blocks") for pool in pools]
         self._recorder = recorder
         self._requests = requests
         self._prefills: dict[str, int] = {}
@@ -104,7 +102,7 @@ class Steps:
         self._idle_signature = None
 
     def _free_counts(self) -> list[int]:
-        return [count(pool()) for count, pool in zip(self._free_blocks, self._pools)]
+        return [count(pool()) for count, pool in zip(self._free_blocks, self._pools, strict=True)]
 
     def _only_lookups(self) -> bool:
         words = self._recorder.words
@@ -135,7 +133,7 @@ class Steps:
         cached = output.scheduled_cached_reqs
         ids, blocks = cached.req_ids, cached.new_block_ids
         resumed = _resumed(cached)
-        for request_id, groups in compress(zip(ids, blocks), blocks):
+        for request_id, groups in compress(zip(ids, blocks, strict=True), blocks):
             if request_id in resumed:
                 continue
             number = index[request_id]
@@ -146,9 +144,7 @@ class Steps:
         for request_id in resumed:
             at = ids.index(request_id)
             computed = cached.num_computed_tokens[at]
-            prefill_tokens += self._admit(
-                request_id, computed, blocks[at] or (), scheduled, first
-            )
+            prefill_tokens += self._admit(request_id, computed, blocks[at] or (), scheduled, first)
         if first:
             if len(self._awaiting) >= MAX_AWAITED:
                 self._awaiting.clear()
@@ -200,7 +196,7 @@ def watch(scheduler: Any, steps: Steps, recorder: Recorder, requests: Requests) 
 
 
 def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
-    original, this = _method(scheduler, "schedule"), weakref.ref(scheduler)
+    original, this = required_method(scheduler, "schedule"), reference(scheduler)
     now = time.monotonic_ns
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
@@ -216,7 +212,7 @@ def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
 
 
 def _watch_update(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
-    original, this = _method(scheduler, "update_from_output"), weakref.ref(scheduler)
+    original, this = required_method(scheduler, "update_from_output"), reference(scheduler)
     now = time.monotonic_ns
 
     def update_from_output(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +232,7 @@ def _watch_update(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
 
 
 def _watch_arrival(scheduler: Any, recorder: Recorder, requests: Requests) -> None:
-    original, this = _method(scheduler, "add_request"), weakref.ref(scheduler)
+    original, this = required_method(scheduler, "add_request"), reference(scheduler)
 
     def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -249,7 +245,7 @@ def _watch_arrival(scheduler: Any, recorder: Recorder, requests: Requests) -> No
 
 
 def _watch_end(scheduler: Any, steps: Steps, recorder: Recorder, requests: Requests) -> None:
-    original, this = _method(scheduler, "_free_request"), weakref.ref(scheduler)
+    original, this = required_method(scheduler, "_free_request"), reference(scheduler)
 
     def _free_request(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -263,7 +259,7 @@ def _watch_end(scheduler: Any, steps: Steps, recorder: Recorder, requests: Reque
 
 
 def _watch_abort(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
-    original, this = _method(scheduler, "finish_requests"), weakref.ref(scheduler)
+    original, this = required_method(scheduler, "finish_requests"), reference(scheduler)
 
     def finish_requests(*args: Any, **kwargs: Any) -> Any:
         result = original(this(), *args, **kwargs)
@@ -288,10 +284,3 @@ def _resumed(cached: Any) -> Any:
     if ids is None:
         ids = set(compress(cached.req_ids, getattr(cached, "resumed_from_preemption", ())))
     return ids
-
-
-def _method(scheduler: Any, name: str) -> Callable[..., Any]:
-    method = own_method(scheduler, name)
-    if method is None:
-        raise AttributeError(f"{type(scheduler).__qualname__} has no method {name}")
-    return method

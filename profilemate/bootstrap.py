@@ -71,8 +71,8 @@ class Finder:
 
             hooks.activate(self, vllm)
         except Exception as error:
-            try:
-                # The copy on the path is not whole: its own messages may be missing, too.
+            # The copy on the path is not whole: its own messages may be missing, too.
+            try:  # noqa: SIM105 (nothing is imported here)
                 sys.stderr.write(f"profilemate: off, it cannot start: {error!r}\n")
             except Exception:
                 pass
@@ -86,7 +86,7 @@ class StandIn:
     modules (zip files), be a class, or refuse attributes.
     """
 
-    def __init__(self, finder: Finder, spec: "ModuleSpec") -> None:
+    def __init__(self, finder: Finder, spec: "Any") -> None:
         self._finder, self._spec, self._loader = finder, spec, spec.loader
 
     def __getattr__(self, name: str) -> "Any":
@@ -109,6 +109,6 @@ def install() -> None:
     # By name: after an unload this module may be a second copy of itself.
     if not any(type(finder).__module__ == __name__ for finder in sys.meta_path):
         finder = Finder()
-        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, finder)
         if PACKAGE in sys.modules:
             finder.loaded(PACKAGE, sys.modules[PACKAGE])

@@ -23,6 +23,8 @@ from pathlib import Path
 VARIABLE = "VLLM_PROFILING_SESSION"
 JOURNAL_FOLDER = "journal"
 FOUNDING_FILE = "session.json"
+CLOSED_FILE = "closed.json"
+"""The founding file's name from the moment that no process may join any more."""
 METADATA_FILE = "metadata.json"
 
 
@@ -121,10 +123,8 @@ def _claim_in(directory: Path, session_id: str, producer: str) -> Place | None:
         if journals.is_dir() or (directory / METADATA_FILE).exists():
             break
         time.sleep(0.01)
-    if not journals.is_dir():
-        return None
     founding = _found(journals, session_id)
-    if founding.host != platform.node():
+    if founding is None or founding.host != platform.node():
         return None
     path = journals / f"{producer}.journal"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -132,11 +132,19 @@ def _claim_in(directory: Path, session_id: str, producer: str) -> Place | None:
         fd = os.open(path, flags, 0o600)
     except (FileExistsError, FileNotFoundError):
         return None
+    if not (journals / FOUNDING_FILE).exists():
+        # The collector closed the session in this very moment and may not have seen us.
+        path.unlink(missing_ok=True)
+        os.close(fd)
+        return None
     return Place(directory, path, fd, founding)
 
 
-def _found(journals: Path, session_id: str) -> Founding:
+def _found(journals: Path, session_id: str) -> Founding | None:
+    """The session's founding, made if there is none; None where the session is closed."""
     path = journals / FOUNDING_FILE
+    if not journals.is_dir() or (journals / CLOSED_FILE).exists():
+        return None
     if not path.exists():
         founding = {
             "session_id": session_id,
@@ -157,12 +165,24 @@ def read_founding(journals: Path) -> Founding:
         SessionError: the file is missing or damaged.
 
     """
-    path = journals / FOUNDING_FILE
+    closed = journals / CLOSED_FILE
+    path = closed if closed.exists() else journals / FOUNDING_FILE
     try:
         founding = json.loads(path.read_bytes())
         return Founding(**{**founding, "key": bytes.fromhex(founding["key"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SessionError(f"{path} cannot be read: {error}") from None
+
+
+def close_to_newcomers(journals: Path) -> None:
+    """From now on a process that starts opens a session of its own."""
+    if not (journals / CLOSED_FILE).exists():
+        os.rename(journals / FOUNDING_FILE, journals / CLOSED_FILE)
+
+
+def reopen(journals: Path) -> None:
+    """Undo ``close_to_newcomers``: one came just before."""
+    os.rename(journals / CLOSED_FILE, journals / FOUNDING_FILE)
 
 
 def write_atomically(path: Path, content: bytes, *, replace: bool = True) -> None:

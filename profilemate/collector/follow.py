@@ -16,9 +16,12 @@ from profilemate.collector.totals import Totals
 POLL_SEC = 0.1
 METADATA_SEC = 2.0
 
+BACKLOG_BYTES = 1 << 20
+"""After a read of this much there is likely more: it is read without a pause."""
+
 MERGE_NS = 200_000_000
-"""With several producers, frames are replayed in the order of their times; this long after its
-time a frame is taken to be on disk."""
+"""Frames of all producers are replayed in the order of their times, so that the tables come out
+the same whenever they are made; this long after its time a frame is taken to be on disk."""
 
 
 class Follower:
@@ -42,25 +45,25 @@ class Follower:
             if path.stem not in self.producers:
                 self.producers[path.stem] = Producer(path, self.founding, self.tables, self.totals)
 
-    def read(self) -> bool:
-        """Read what all producers wrote; whether that was anything."""
-        return sum(producer.read() for producer in self._ordered()) > 0
+    def read(self) -> int:
+        """Read what all producers wrote, up to a limit each; returns the bytes."""
+        return sum(producer.read() for producer in self.ordered())
 
     def replay(self, until: int | None = None) -> None:
         """Replay the frames whose time is at most ``until``, in the order of their times."""
         due = []
-        for producer in self._ordered():
-            frames = producer.frames
-            count = len(frames)
+        for producer in self.ordered():
+            count = len(producer.frames)
             if until is not None:
-                count = sum(1 for when, _ in frames if when <= until)
-            due += [(when, producer.name, at) for at, (when, _) in enumerate(frames[:count])]
-        for _, name, at in sorted(due):
-            producer = self.producers[name]
-            producer.replay(producer.frames[at][1])
-        for producer in self._ordered():
-            done = sum(1 for _, name, _ in due if name == producer.name)
-            del producer.frames[:done]
+                count = sum(when <= until for when, _ in producer.frames)
+            due += [(when, producer.name, payload) for when, payload in producer.frames[:count]]
+            del producer.frames[:count]
+        due.sort(key=lambda frame: frame[:2])
+        for _, name, payload in due:
+            self.producers[name].replay(payload)
+        self.tables.flush()
+        if until is not None and due:
+            self.lag_ns = max(self.lag_ns, time.monotonic_ns() - due[0][0])
 
     def write(self, *, ended: bool) -> None:
         """Write the rows, and what the session is."""
@@ -69,7 +72,7 @@ class Follower:
         metadata.write(
             self.tables.folder,
             self.founding,
-            self._ordered(),
+            self.ordered(),
             self.tables,
             self.totals,
             ended=ended,
@@ -79,17 +82,28 @@ class Follower:
     def close(self) -> None:
         """Nothing more comes: replay what is left and write everything."""
         self.replay()
-        for producer in self._ordered():
+        for producer in self.ordered():
             producer.close()
         self.write(ended=True)
         self.tables.close()
+
+    def retire(self) -> bool:
+        """Let no process join the session any more; False if one just has."""
+        session.close_to_newcomers(self.journals)
+        known = len(self.producers)
+        self.discover()
+        if len(self.producers) == known:
+            return True
+        session.reopen(self.journals)
+        return False
 
     @property
     def alive(self) -> bool:
         """Whether any producer may still write."""
         return any(producer.alive for producer in self.producers.values())
 
-    def _ordered(self) -> list[Producer]:
+    def ordered(self) -> list[Producer]:
+        """The producers in the order of their names."""
         return [self.producers[name] for name in sorted(self.producers)]
 
 
@@ -105,34 +119,24 @@ def follow(folder: Path) -> None:
     next_metadata = 0.0
     while True:
         follower.discover()
-        alive = follower.alive or not follower.producers
         # Asked before reading: what a producer wrote before it went is read below.
+        alive = follower.alive or not follower.producers
         read = follower.read()
-        now = time.monotonic_ns()
-        _note_lag(follower, now)
-        follower.replay(None if len(follower.producers) == 1 else now - MERGE_NS)
-        follower.tables.flush()
+        follower.replay(time.monotonic_ns() - MERGE_NS)
         if time.monotonic() >= next_metadata:
             follower.write(ended=False)
             next_metadata = time.monotonic() + METADATA_SEC
-        if not alive and not read and follower.producers:
+        if not alive and not read and follower.retire():
             break
-        if not read:
+        if read < BACKLOG_BYTES:
             time.sleep(POLL_SEC)
     follower.close()
     remove_journals(folder)
 
 
-def _note_lag(follower: Follower, now: int) -> None:
-    for producer in follower.producers.values():
-        if producer.frames:
-            follower.lag_ns = max(follower.lag_ns, now - producer.frames[0][0])
-
-
 def remove_journals(folder: Path) -> None:
     """Remove the journal folder: its content is in the tables."""
     journals = folder / session.JOURNAL_FOLDER
-    # The secret goes first: without it nothing in the journals can be made sense of again.
-    for path in sorted(journals.iterdir(), key=lambda path: path.name != session.FOUNDING_FILE):
+    for path in journals.iterdir():
         path.unlink(missing_ok=True)
     os.rmdir(journals)

@@ -61,7 +61,7 @@ def _complete(folder: Path, progress: Callable[[int, int], None] | None) -> bool
             follower.tables.flush()
             if progress is not None:
                 progress(sum(p.position for p in follower.producers.values()), total)
-        if follower.alive:
+        if follower.alive or not follower.retire():
             return False
         follower.close()
         _put_in_place(scratch, folder)

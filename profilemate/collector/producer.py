@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.journal import JournalReader, Kind
 from profilemate.session import Founding
+
+
+HEADER_SEC = 60.0
+"""A journal that is younger than this and still empty has a writer that is about to begin."""
 
 
 class Producer:
@@ -30,13 +35,15 @@ class Producer:
         self.problem: str | None = None
         self.frames: list[tuple[int, bytes]] = []
         self.engine: Engine | None = None
+        self._path = path
         self._reader = JournalReader(path)
         self._founding = founding
         self._tables = tables
         self._totals = totals
 
-    def read(self) -> bool:
-        """Read what has been written since the last call; whether that was anything."""
+    def read(self) -> int:
+        """Read what has been written since the last call, up to a limit; returns its bytes."""
+        before = self._reader.offset
         frames = self._reader.read()
         for kind, payload in frames:
             if kind is Kind.EVENTS:
@@ -53,7 +60,7 @@ class Producer:
             else:
                 self._take_status(json.loads(payload))
                 self.ended_well = kind is Kind.END
-        return bool(frames)
+        return self._reader.offset - before
 
     def replay(self, payload: bytes) -> None:
         """Replay one frame. One that cannot be read ends the replay of this journal."""
@@ -81,7 +88,7 @@ class Producer:
         if self.ended_well:
             return False
         if not self.header:
-            return False
+            return time.time() - self._path.stat().st_mtime < HEADER_SEC
         return session.process_alive(int(self.header["pid"]), self.header.get("start", ""))
 
     def _take_status(self, status: dict[str, Any]) -> None:

@@ -1,0 +1,24 @@
+# The environment: VENV=folder puts it elsewhere, PYTHON=python3.12 picks the Python for it.
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+env: ## make or update the environment: vLLM for CPUs, torch, the tools (some minutes, once)
+	@python=$$(PYTHON='$(PYTHON)' sh scripts/find-python.sh) && \
+	"$$python" scripts/environment.py '$(VENV)'
+
+demo: env ## profile a tiny model on a real vLLM server and show the analysis (no GPU needed)
+	@'$(RUN)' demo/run.py
+
+test: env ## run the tests; ARGS='-k name' goes to pytest
+	@'$(RUN)' -m pytest $(ARGS)
+
+lint: env ## check style (ruff) and types (mypy)
+	@'$(RUN)' -m ruff check
+	@'$(RUN)' -m ruff format --check
+	@'$(RUN)' -m mypy

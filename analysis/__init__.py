@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers from the tables of a profilemate session.
+
+>>> import analysis
+>>> session = analysis.open_session()  # the newest one  # doctest: +SKIP
+>>> analysis.summarize(session).prefix_cache.true.token_rate  # doctest: +SKIP
+0.861328125
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from analysis.errors import SessionError
+    from analysis.session import Session, open_session
+    from analysis.summary import Summary, summarize
+
+__all__ = ["Session", "SessionError", "Summary", "open_session", "summarize"]
+
+_HOMES = {
+    "Session": "analysis.session",
+    "SessionError": "analysis.errors",
+    "Summary": "analysis.summary",
+    "open_session": "analysis.session",
+    "summarize": "analysis.summary",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: ``python -m analysis`` must be able to say that Polars is missing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which requests were never admitted, and which of them never can be?
+
+A request can never run to its end if its tokens need more blocks than the pool has. That is said
+only where the session tells enough: one KV cache group of full attention and one pool, so that a
+request needs one block for every ``block_size`` tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from analysis.facts import Facts
+from analysis.session import Session
+from analysis.usage import Usage
+
+TABLE = "prefix_cache_lookups"
+SHOWN = 10
+"""How many requests that can never run are named."""
+
+_NEEDS_ALL_BLOCKS = ("FullAttentionSpec", "MLAAttentionSpec")
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """A request whose ``tokens`` need ``needed_blocks`` where the pool has ``usable_blocks``.
+
+    ``lookups``: how often the scheduler looked it up.
+    """
+
+    request_id: str
+    engine: int
+    tokens: int
+    needed_blocks: int
+    usable_blocks: int
+    lookups: int
+
+
+@dataclass(frozen=True)
+class Admission:
+    """``looked_up``: requests, by engine and id. ``never_admitted``: those of which no lookup led
+    to an allocation. ``too_large``: how many can never run, None where the session cannot tell;
+    ``largest``: the first of them, the largest first.
+    """
+
+    looked_up: int
+    never_admitted: int
+    too_large: int | None
+    largest: tuple[TooLarge, ...]
+
+
+def measure(session: Session, facts: Facts, usage: Usage) -> Admission:
+    """Admission over all engines of the session.
+
+    Raises:
+        SessionError: the table cannot be read.
+
+    """
+    looked_up, never_admitted = session.collect(
+        TABLE,
+        lambda table: _by_request(table).select(
+            pl.len(), never_admitted=(pl.col("admitted") == 0).sum()
+        ),
+    ).row(0)
+    block_size = _block_size(facts, usage)
+    usable = _usable_blocks(facts, usage)
+    if block_size is None or not usable:
+        return Admission(looked_up, never_admitted, None, ())
+    limits = pl.LazyFrame(
+        {"engine": list(usable), "usable_blocks": list(usable.values())},
+        schema={"engine": pl.Int64, "usable_blocks": pl.Int64},
+    )
+    needed = (pl.col("tokens") + block_size - 1) // block_size
+    too_large = session.collect(
+        TABLE,
+        lambda table: (
+            _by_request(table)
+            .join(limits, on="engine")
+            .with_columns(needed_blocks=needed)
+            .filter(pl.col("needed_blocks") > pl.col("usable_blocks"))
+            .select("request_id", "engine", "tokens", "needed_blocks", "usable_blocks", "lookups")
+        ),
+    ).sort("tokens", "request_id", descending=[True, False])
+    largest = tuple(TooLarge(*row) for row in too_large.head(SHOWN).iter_rows())
+    return Admission(looked_up, never_admitted, too_large.height, largest)
+
+
+def _by_request(table: pl.LazyFrame) -> pl.LazyFrame:
+    return table.group_by("engine", "request_id").agg(
+        pl.col("admitted").max().fill_null(0),
+        pl.col("lookups").sum(),
+        tokens=pl.col("query_tokens").max(),
+    )
+
+
+def _block_size(facts: Facts, usage: Usage) -> int | None:
+    """Tokens a block holds, if every token of a request needs its place in one."""
+    if len(facts.groups) != 1 or any(pool.pool for pool in usage.pools):
+        return None
+    group = facts.groups[0]
+    return group.block_size if group.kind in _NEEDS_ALL_BLOCKS else None
+
+
+def _usable_blocks(facts: Facts, usage: Usage) -> dict[int, int]:
+    """Blocks that requests can hold, by engine; an engine without a usage row has none held
+    yet, and the pool's size from the configuration, without its null block."""
+    seen = {pool.engine: pool.end.total_blocks for pool in usage.pools if pool.engine is not None}
+    if facts.pool_blocks is None:
+        return seen
+    return {**dict.fromkeys(facts.engines, facts.pool_blocks - 1), **seen}

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long did evicted blocks live, and how long had they not been used when they went?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from analysis.quantiles import of_sample
+
+COLUMNS = ("lifetime_sec", "idle_sec")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A sample in seconds; every figure but ``count`` is None where it is empty.
+
+    Quantiles are those of ``analysis.quantiles.of_sample``.
+    """
+
+    count: int
+    mean_sec: float | None
+    p50_sec: float | None
+    p95_sec: float | None
+    p99_sec: float | None
+    max_sec: float | None
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """Of every evicted block: ``lifetime`` from allocation to eviction, ``idle`` from the last
+    allocation or reuse to eviction."""
+
+    lifetime: Spread
+    idle: Spread
+
+
+@dataclass
+class Collected:
+    """The values of kv_cache_evictions.csv seen so far: 16 bytes an eviction, no more."""
+
+    parts: dict[str, list[pl.Series]] = field(
+        default_factory=lambda: {column: [] for column in COLUMNS}
+    )
+
+    def add(self, batch: pl.DataFrame) -> None:
+        for column, parts in self.parts.items():
+            parts.append(batch[column].drop_nulls())
+
+    def result(self) -> Lifetimes:
+        return Lifetimes(*(self._spread(column) for column in COLUMNS))
+
+    def _spread(self, column: str) -> Spread:
+        values = pl.concat([pl.Series(column, [], pl.Float64), *self.parts.pop(column)])
+        values = values.sort(in_place=True)
+        if values.is_empty():
+            return Spread(0, None, None, None, None, None)
+        mean = float(values.mean())
+        p50, p95, p99 = (of_sample(values, percent) for percent in (50, 95, 99))
+        return Spread(len(values), mean, p50, p95, p99, values[-1])

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summary as JSON, for programs. ``docs/analyzer.md`` documents every key.
+
+The keys are the names of the dataclasses' fields. A figure that is not known, or of which there
+is none, is null; there is no NaN and no infinity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.summary import Summary
+
+VERSION = 1
+"""Goes up when a key changes its meaning or goes away, not when one is added."""
+
+
+def render(summary: Summary) -> str:
+    """The summary as one JSON object, indented."""
+    content = {"summary_version": VERSION, **_plain(dataclasses.asdict(summary))}
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

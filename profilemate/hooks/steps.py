@@ -133,7 +133,7 @@ class Steps:
         cached = output.scheduled_cached_reqs
         ids, blocks = cached.req_ids, cached.new_block_ids
         resumed = _resumed(cached)
-        for request_id, groups in compress(zip(ids, blocks, strict=True), blocks):
+        for request_id, groups in zip(compress(ids, blocks), filter(None, blocks), strict=True):
             if request_id in resumed:
                 continue
             number = index[request_id]

@@ -132,7 +132,7 @@ def _process_warnings(process: Mapping[str, Any]) -> Iterator[str]:
     for hook, reason in _part(process, "hooks_missing").items():
         yield f"{name}: hook {hook} is not attached: {reason}"
     for hook, reason in _part(process, "hooks_failed").items():
-        yield f"{name}: hook {hook} failed and was switched off: {reason}"
+        yield f"{name}: {hook} failed ({reason}); what came after it is missing"
 
 
 def _groups(metadata: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[Group]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from analysis.errors import SessionError
+from analysis.tables import TABLES
 from profilemate import config
 
 METADATA = "metadata.json"
@@ -53,11 +54,8 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
 
 def is_session(folder: Path) -> bool:
     """Whether this folder holds a session's metadata, its journal or one of its tables."""
-    return (
-        (folder / METADATA).is_file()
-        or (folder / JOURNAL).is_dir()
-        or (folder / "kv_cache_usage.csv").is_file()
-    )
+    files = [METADATA, *(table.file for table in TABLES.values())]
+    return (folder / JOURNAL).is_dir() or any((folder / file).is_file() for file in files)
 
 
 def _newest_in(folder: Path) -> Path:

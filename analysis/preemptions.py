@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often was a running request thrown out to make room?"""
+"""How often was a running request thrown out to make room?
+
+Which requests that were, as far as they have ended, is in ``analysis.requests``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.requests import Requests
 from analysis.session import Session
 
 TABLE = "scheduler_steps"
@@ -15,19 +17,13 @@ TABLE = "scheduler_steps"
 
 @dataclass(frozen=True)
 class Preemptions:
-    """``count``: preemptions in all steps. ``requests``: ended requests that were preempted at
-    least once, of ``ended_requests``; ``most_of_one`` is how often one of them was. Requests that
-    have not ended have no row to count them by.
-    """
+    """``count``: preemptions in all ``steps`` of the scheduler, idle ones included."""
 
     count: int
     steps: int
-    requests: int
-    ended_requests: int
-    most_of_one: int
 
 
-def measure(session: Session, requests: Requests) -> Preemptions:
+def measure(session: Session) -> Preemptions:
     """Preemptions over all engines of the session.
 
     Raises:
@@ -36,14 +32,8 @@ def measure(session: Session, requests: Requests) -> Preemptions:
     """
     by_engine = session.collect(
         TABLE,
-        lambda table: table.group_by("engine").agg(
-            pl.col("preempted_reqs", "repeats").sum(),
-        ),
+        lambda table: table.group_by("engine").agg(pl.col("preempted_reqs", "repeats").sum()),
     )
     return Preemptions(
-        count=int(by_engine["preempted_reqs"].sum()),
-        steps=int(by_engine["repeats"].sum()),
-        requests=requests.preempted,
-        ended_requests=requests.ended,
-        most_of_one=requests.most_preemptions,
+        count=int(by_engine["preempted_reqs"].sum()), steps=int(by_engine["repeats"].sum())
     )

@@ -30,7 +30,7 @@ ADMITTED = "admitted lookups of requests that were never preempted"
 _RULES = (
     ((0, 8, 0), EVERY_LOOKUP),
     ((0, 11, 1), NOT_RESUMED),
-    ((0, 27, 1), ADMITTED),
+    ((0, 27, 0), ADMITTED),
 )
 """What vLLM counts, from which release on."""
 

@@ -66,17 +66,17 @@ class Session:
         if not known.is_csv:
             raise ValueError(f"{known.file} is read with batches()")
         path = self._path(known)
-        header = _header(path, known)
-        if not header:
-            return pl.LazyFrame(schema=dict(known.columns))
-        appended = {f"appended_{number}": pl.String for number in range(len(known.columns), header)}
         limit = self._lines(known)
+        width = 0 if limit == 0 else _width(path, known)
+        if not width:
+            return pl.LazyFrame(schema=dict(known.columns))
+        appended = {f"appended_{number}": pl.String for number in range(len(known.columns), width)}
         return pl.scan_csv(
             path,
             has_header=False,
             skip_rows=1,
             schema={**known.columns, **appended},
-            n_rows=None if limit is None else max(0, limit - 1),
+            n_rows=None if limit is None else limit - 1,
             glob=False,
         ).select(list(known.columns))
 
@@ -258,8 +258,8 @@ def _metadata(directory: Path) -> Mapping[str, Any]:
     return metadata
 
 
-def _header(path: Path, table: Table) -> int:
-    """How many columns the file has; 0 where there is no file, or no line in it yet."""
+def _width(path: Path, table: Table) -> int:
+    """How many columns the file's header names; 0 where there is no file, or nothing in it."""
     try:
         with open(path, "rb") as file:
             line = file.readline(_TAIL)

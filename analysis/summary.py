@@ -70,7 +70,6 @@ def summarize(session: Session) -> Summary:
     known = facts.read(session)
     used = usage.measure(session)
     lived, evicted = _evictions(session)
-    ended = requests.measure(session)
     return Summary(
         session=_about(session),
         warnings=facts.warnings(session),
@@ -80,8 +79,8 @@ def summarize(session: Session) -> Summary:
         lifetimes=lived,
         evictions=evicted,
         prefix_cache=prefix_cache.measure(session),
-        requests=ended,
-        preemptions=preemptions.measure(session, ended),
+        requests=requests.measure(session),
+        preemptions=preemptions.measure(session),
         admission=admission.measure(session, known, used),
         cost=facts.cost(session),
     )

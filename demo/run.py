@@ -30,15 +30,16 @@ MODEL = WORK / "model"
 SESSIONS = WORK / "sessions"
 VLLM = Path(sys.executable).with_name("vllm")
 
-# 64 blocks of 32 tokens. Eight families of prompts share their first 128 tokens (4 blocks);
-# each prompt adds 48 tokens and each answer 80, so 16 requests at once want more than the pool has.
+# 64 blocks of 32 tokens. Eight families of prompts share their first 128 tokens (4 blocks); each
+# prompt adds 48 tokens and each answer 80, which is 4 blocks of its own: ten requests at once and
+# the families' prefixes want more than the pool has.
 SERVER_OPTIONS = [
     str(MODEL), "--served-model-name", "tiny",
     "--load-format", "dummy",
     "--max-model-len", str(MAX_TOKENS),
     "--block-size", "32",  # attention on CPUs wants a multiple of 32
     "--num-gpu-blocks-override", "64",
-    "--max-num-seqs", "16",
+    "--max-num-seqs", "10",
     "--enforce-eager",  # compiling would need a C++ compiler
 ]  # fmt: skip
 LOAD_OPTIONS = [
@@ -50,7 +51,7 @@ LOAD_OPTIONS = [
     "--prefix-repetition-suffix-len", "48",
     "--prefix-repetition-output-len", "80",
     "--ignore-eos", "--seed", "0", "--temperature", "0",
-    "--max-concurrency", "16",
+    "--max-concurrency", "10",
     "--disable-tqdm",
 ]  # fmt: skip
 

@@ -32,18 +32,22 @@ class Finder:
     """Answers for the modules that somebody waits for, with what the other finders find.
 
     ``waiting`` holds what to call, once, with a module that has loaded. vLLM's package is passed
-    before its code runs, which loads modules that others wait for.
+    before its code runs, which loads modules that others wait for. Another thread can import
+    such modules while that goes on (Python does not make it wait for the package), so until
+    ``active`` any of vLLM's modules may be one, and ``done`` tells which have loaded.
     """
 
     def __init__(self) -> None:
         self.waiting: dict[str, Callable[[ModuleType], None]] = {PACKAGE: self._activate}
+        self.done: set[str] = set()
+        self.active = False
         try:
             self.start_folder = os.getcwd()
         except OSError:
             self.start_folder = ""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        if name not in self.waiting:
+        if name not in self.waiting and (self.active or not name.startswith(PACKAGE + ".")):
             # Our own package stays importable after the path has changed, or after its modules
             # were unloaded (ddtrace does that to what was loaded at start-up).
             return PathFinder.find_spec(name, [ROOT]) if name == __package__ else None
@@ -58,6 +62,15 @@ class Finder:
                     return spec
             is_later = is_later or finder is self
         return None
+
+    def wait_for(self, name: str, run: "Callable[[ModuleType], None]") -> None:
+        """Call ``run(module)`` once, when the module's code has run without an error."""
+        self.waiting[name] = run
+        module = sys.modules.get(name)
+        spec = getattr(module, "__spec__", None)
+        # In this order: whoever loads it right now either is done or finds what was put there.
+        if module is not None and (name in self.done or not getattr(spec, "_initializing", False)):
+            self.loaded(name, module)
 
     def loaded(self, name: str, module: "ModuleType") -> None:
         # pop() hands a callback to one caller only, whatever other threads do.
@@ -76,6 +89,7 @@ class Finder:
                 sys.stderr.write(f"profilemate: off, it cannot start: {error!r}\n")
             except Exception:
                 pass
+        self.active = True
 
 
 class StandIn:
@@ -96,11 +110,12 @@ class StandIn:
         name = self._spec.name
         if self._spec.loader is self:
             self._spec.loader = self._loader
-        if module.__loader__ is self:
+        if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._loader
         if name == PACKAGE:
             self._finder.loaded(name, module)
         self._loader.exec_module(module)
+        self._finder.done.add(name)
         self._finder.loaded(name, sys.modules.get(name, module))
 
 

@@ -43,7 +43,7 @@ class Op(IntEnum):
     """A prefix-cache lookup (n = 1: the request must not read the cache): request, tokens
     asked for, tokens found. 1 time."""
     PREEMPT = 10
-    """A running request was preempted: request. 1 time."""
+    """A running request was preempted: request, tokens computed until then. 1 time."""
     FINISH = 11
     """A request ended: request; a blob of n bytes (JSON). 1 time."""
     PARK = 12

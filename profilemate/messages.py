@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 from profilemate import config
 
@@ -16,12 +17,18 @@ _said: dict[str, object] = {}
 
 def say(line: str) -> None:
     """Write one line, in one call, so that lines of several processes do not mix."""
+    text = f"profilemate: {' '.join(line.splitlines())}\n"
     try:
-        if sys.stderr is not None:
-            sys.stderr.write(f"profilemate: {' '.join(line.splitlines())}\n")
-            sys.stderr.flush()
+        stream = sys.stderr
+        if type(stream) is TextIOWrapper:
+            # Around its buffer: what cannot be written would stay there, and fail once more, with
+            # an exit code, when Python ends.
+            os.write(stream.fileno(), text.encode(stream.encoding, "backslashreplace"))
+        else:
+            stream.write(text)
+            stream.flush()
     except Exception:
-        # stderr may be closed, a pipe without a reader, or anything that a program put there.
+        # stderr may be None, closed, a pipe without a reader, or anything that was put there.
         pass
 
 

@@ -236,7 +236,7 @@ def _prefix_cache(cache: PrefixCache, facts: Facts) -> Iterator[Line]:
 def _true_rate(true: TrueRate) -> Iterator[Line]:
     tokens = f"{true.hit_tokens:,} of {true.query_tokens:,} were not computed again"
     yield from _row("True hit rate", f"{_share(true.token_rate)} of tokens", tokens)
-    requests = f"{true.requests_hit:,} of {true.requests:,} found at least one block"
+    requests = f"{true.requests_hit:,} of {true.requests:,} found some of their prompt"
     yield from _row("", f"{_share(true.request_rate)} of requests", requests)
     if true.external_hit_tokens:
         requests = f"{true.external_requests_hit:,} requests"
@@ -327,10 +327,10 @@ def _requests(summary: Summary) -> Iterator[Line]:
         tokens = f"{requests.input_tokens:,} in, {requests.output_tokens:,} out"
         yield from _row("Tokens", tokens)
     steps = f"in {preemptions.steps:,} steps"
-    if preemptions.requests:
+    if requests.preempted:
         steps += (
-            f"; {preemptions.requests:,} of the ended requests, "
-            f"one of them {preemptions.most_of_one:,} times"
+            f"; of {requests.preempted:,} of the ended requests, "
+            f"of one of them {requests.most_preemptions:,}"
         )
     yield from _row("Preemptions", f"{preemptions.count:,}", steps)
     if requests.aborted:
@@ -364,7 +364,9 @@ def _admission(admission: Admission) -> Iterator[Line]:
 def _profiling(summary: Summary) -> Iterator[Line]:
     cost = summary.cost
     figures = [
-        None if cost.hook_sec is None else f"{_seconds(cost.hook_sec)} of vLLM's time in hooks",
+        None
+        if cost.hook_sec is None
+        else f"{_seconds(cost.hook_sec)} in the hooks at the ends of steps",
         None if cost.journal_bytes is None else f"{_bytes(cost.journal_bytes)} of journal",
         None if cost.table_bytes is None else f"{_bytes(cost.table_bytes)} of tables",
     ]
@@ -382,19 +384,14 @@ def _row(label: str, figure: str, more: str = "") -> Iterator[Line]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Line]:
-    """Columns aligned to the right under their heads, the first one under the labels."""
-    room = (WIDTH - _LABEL - 2) // (len(heads) - 1)
-    widths = [
-        min(room, 2 + max(len(row[column]) for row in (heads, *rows)))
-        for column in range(1, len(heads))
-    ]
-
-    def cells(row: Sequence[str]) -> str:
-        return "".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True))
-
-    yield (_label(heads[0]), (cells(heads), "label"))
-    for row in rows:
-        yield (_label(row[0]), (cells(row), "figure"))
+    """Columns aligned to the right under their heads, the first one under the labels; large
+    figures take room from the labels' column."""
+    lines = [tuple(map(_printable, row)) for row in (heads, *rows)]
+    widths = [2 + max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths[0] = max(widths[0] - 2, min(_LABEL, WIDTH - 2 - sum(widths[1:])))
+    for number, (label, *cells) in enumerate(lines):
+        figures = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        yield (f"  {label:<{widths[0]}}", "label"), (figures, "figure" if number else "label")
 
 
 def _note(text: str) -> Iterator[Line]:
@@ -436,7 +433,9 @@ def _seconds(value: float | None) -> str:
         return f"{value * 1e6:.0f} us"
     if value < 1:
         return f"{value * 1e3:.1f} ms"
-    return f"{value:,.2f} s" if value < 1000 else f"{value:,.0f} s"
+    if value < 1e5:
+        return f"{value:,.2f} s" if value < 1000 else f"{value:,.0f} s"
+    return f"{value / 3600:,.1f} h"
 
 
 def _duration(seconds: float) -> str:

@@ -75,11 +75,14 @@ class Pool:
         return evictions
 
     def reuse(self, blocks: Iterable[int], owner: str, time: int) -> int:
-        """Take cached or shared blocks up again; returns how many."""
+        """Take cached or shared blocks up again; returns how many.
+
+        ``owner`` is the cell of the request that does; empty: it is who held the block last.
+        """
         count = 0
         for block in blocks:
             if block != self.null:
-                self._hold(block, owner)
+                self._hold(block, owner or self._owners[block])
                 self._accessed[block] = time
                 self._reuses[block] += 1
                 count += 1

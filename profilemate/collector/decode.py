@@ -48,7 +48,7 @@ _LAYOUT: dict[int, tuple[int, bool, int, bool, bool]] = {
     Op.MOVE: (2, False, 1, False, False),
     Op.REQUEST: (1, False, 1, False, True),
     Op.LOOKUP: (3, False, 1, False, False),
-    Op.PREEMPT: (1, False, 1, False, False),
+    Op.PREEMPT: (2, False, 1, False, False),
     Op.FINISH: (1, False, 1, False, True),
     Op.PARK: (1, True, 0, False, False),
     Op.ASSIGN: (2, True, 0, False, False),

@@ -29,10 +29,10 @@ from profilemate.events import STILL_HELD, Op
 _CONTENT_MASK = (1 << 53) - 1
 _ONCE_SHIFT = 32
 
-Owner = tuple[str, int]
-"""A request's cell and the group."""
+Owner = tuple[int, int]
+"""A request's number and the group; the group is -1 where it is not known."""
 
-NOBODY: Owner = ("", 0)
+NOBODY: Owner = (-1, 0)
 
 
 class Engine:
@@ -66,6 +66,7 @@ class Engine:
         self._frame = 0
         self._step = 0
         self._looking_up: Request | None = None
+        self._asked: list[Request] = []
         self._looked_up: list[Request] = []
         self._admitted: list[Request] = []
         totals.add_pools(pool.total for pool in self._pools)
@@ -86,8 +87,6 @@ class Engine:
             if event.op in (Op.STEP, Op.REPEAT)
         )
         self._looking_up = None
-        if any(event.op == Op.LOOKUP for event in events):
-            self._looked_up = []
         for position, event in enumerate(events):
             if event.time:
                 self.last_ns = event.until
@@ -110,11 +109,11 @@ class Engine:
             event = events[position]
             if event.op in (Op.ASSIGN, Op.TABLE):
                 request, group = event.args
-                owner = (self._cell(request), group)
+                owner = (request, group)
                 pool = self._pool_of(group)
                 claims.update(((pool, block), owner) for block in event.ids)
             elif event.op == Op.FREE and event.args[0]:
-                owner = (self._cell(event.args[0] - 1), -1)
+                owner = (event.args[0] - 1, -1)
                 claims.update(((event.pool, block & ~STILL_HELD), owner) for block in event.ids)
             elif event.op == Op.ALLOCATE:
                 owners[position] = [claims.pop((event.pool, block), NOBODY) for block in event.ids]
@@ -130,17 +129,17 @@ class Engine:
     def _allocate(self, event: Event, owners: list[Owner]) -> None:
         asking = self._looking_up
         if asking is not None and owners and owners[0] == NOBODY:
-            owners = [(asking.cell, 0)] * len(owners)
+            owners = [(asking.number, 0)] * len(owners)
             self._lookups.allocated(asking)
             asking.admitted = asking.admitted or event.time
         pool = self._pools[event.pool]
-        groups = [(cell, max(0, group)) for cell, group in owners]
-        evictions = pool.allocate(event.ids, groups, event.time)
-        cell, group = owners[0] if owners else NOBODY
+        holders = [(self._cell(number), max(0, group)) for number, group in owners]
+        evictions = pool.allocate(event.ids, holders, event.time)
+        cell, group = holders[0] if holders else ("", 0)
         for eviction in evictions:
             self._write_eviction(eviction, "reallocated", cell, event.pool)
         self._totals.allocated += event.count
-        self._write_move(event, "allocate", event.count, cell, len(evictions), max(0, group))
+        self._write_move(event, "allocate", event.count, cell, len(evictions), group)
 
     def _reuse(self, event: Event) -> None:
         cell = self._looking_up.cell if self._looking_up is not None else ""
@@ -199,12 +198,14 @@ class Engine:
         number, query, hit = event.args
         request = self._requests[number]
         self._looking_up = request
-        self._looked_up.append(request)
+        self._asked.append(request)
         self._lookups.looked_up(request, query, hit, bool(event.count), event.time, self._frame)
 
     def _preempt(self, event: Event) -> None:
-        request = self._requests[event.args[0]]
+        number, computed = event.args
+        request = self._requests[number]
         request.preemptions += 1
+        request.preempted_tokens = max(request.preempted_tokens, computed)
         request.tables.clear()
         self._steps.preempted += 1
         self._totals.preemptions += 1
@@ -212,6 +213,7 @@ class Engine:
     def _finish(self, event: Event) -> None:
         request = self._requests[event.args[0]]
         finish = parse_finish(event.blob, event.time)
+        request.prompt_tokens = finish.prompt_tokens
         self._lookups.ended(request)
         self._steps.finished += 1
         prompt_ids, output_ids = self._hash_ids(request, finish)
@@ -243,6 +245,7 @@ class Engine:
             if request.admitted is None:
                 request.admitted = event.time
         self._admitted.clear()
+        self._looked_up, self._asked = self._asked, []
         running, waiting = event.args[:2]
         self._steps.ended(event)
         self._write_usage(event.until, running, waiting, event.ids)

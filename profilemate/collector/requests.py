@@ -28,6 +28,8 @@ class Request:
     admitted: int | None = None
     first_token: int | None = None
     preemptions: int = 0
+    preempted_tokens: int = 0
+    """The most tokens it had computed when it was preempted."""
     hit_tokens: int | None = None
     external_hit_tokens: int | None = None
     freed_blocks: int | None = None
@@ -41,9 +43,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Finish:
-    """How a request ended. ``hashes`` are those of its full blocks, where the engine told them."""
+    """How a request ended. ``hashes`` are those of its full blocks, where the engine told them.
+
+    The prompt of a request whose input streams in has grown since it arrived.
+    """
 
     reason: str
+    prompt_tokens: int
     output_tokens: int
     computed_tokens: int
     hashes: list[int]
@@ -73,6 +79,7 @@ def parse_finish(blob: bytes, time: int) -> Finish:
     outcome = json.loads(text)
     return Finish(
         reason=outcome["reason"],
+        prompt_tokens=outcome["prompt"],
         output_tokens=outcome["output"],
         computed_tokens=outcome["computed"],
         hashes=_numbers(hashes, HASH_BYTES),
@@ -131,6 +138,6 @@ def row(
         "lora": request.lora,
         "tenant": request.tenant,
         "priority": request.priority,
-        "computed_tokens": finish.computed_tokens,
+        "computed_tokens": max(finish.computed_tokens, request.preempted_tokens),
     }
     return json.dumps(fields, separators=(",", ":"))

@@ -146,11 +146,7 @@ def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
 
 def _wait(hook: Hook, finder: Finder) -> None:
     _set(hook, f"{hook.module} has not been imported")
-    finder.waiting[hook.module] = lambda module: _attach(hook, module)
-    if sys.modules.get(hook.module) is not None:
-        # Waits for a thread that may be in the middle of it.
-        import_module(hook.module)
-        finder.loaded(hook.module, sys.modules[hook.module])
+    finder.wait_for(hook.module, lambda module: _attach(hook, module))
 
 
 def _attach(hook: Hook, module: ModuleType) -> None:
@@ -171,7 +167,7 @@ def _attach(hook: Hook, module: ModuleType) -> None:
 
 
 def _failed(hook: Hook, error: Exception) -> None:
-    reason = f"{type(error).__name__}: {error}"
+    reason = " ".join(f"{type(error).__name__}: {error}".splitlines())
     _set(hook, reason)
     config.leave_for_children(os.environ, hook.name)
     version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")

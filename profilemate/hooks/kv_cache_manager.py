@@ -128,6 +128,7 @@ def _leaving(
     number = requests.leaving(request, now)
     if request.status.name == "RUNNING":
         recorder.times.append(now)
-        recorder.words.extend((head(Op.PREEMPT), number))
+        # vLLM forgets the number once the blocks are given up.
+        recorder.words.extend((head(Op.PREEMPT), number, request.num_computed_tokens))
         forget_prefill(request.request_id)
     return number

@@ -43,6 +43,7 @@ class Requests:
         reason = str(request.get_finished_reason())
         outcome = {
             "reason": reason,
+            "prompt": request.num_prompt_tokens,
             "output": request.num_output_tokens,
             "computed": request.num_computed_tokens,
         }
@@ -100,8 +101,8 @@ def _prefix_ids(request: Any, key: bytes) -> bytes:
         return b""
     lora, salt = request.lora_request, getattr(request, "cache_salt", None)
     digest = blake2b(repr((lora and lora.lora_int_id, salt)).encode(), **_keyed(key))
-    width = array("q").itemsize
-    data = memoryview(array("q", tokens[: lengths[-1]]).tobytes())
+    width = array("i").itemsize
+    data = memoryview(array("i", tokens[: lengths[-1]]).tobytes())
     media = sorted(_media(request), reverse=True)
     ids, begin = [], 0
     for end in lengths:

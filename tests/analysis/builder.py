@@ -32,7 +32,7 @@ COLUMNS = {
 }
 """The header lines, written out: this is the contract, and not what the analyzer believes."""
 
-DEFAULTS = {
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "kv_cache_usage.csv": {"running_reqs": 1, "waiting_reqs": 0, "engine": 0, "pool": 0},
     "kv_cache_allocations.csv": {
         "timestamp_sec": 1,
@@ -145,12 +145,12 @@ class SessionBuilder:
 
     def requests(self, *rows: Mapping[str, Any]) -> None:
         with open(self.folder / "requests.jsonl", "a") as file:
-            for row in rows:
-                file.write(json.dumps({"timestamp": 0, "hash_ids": [], "engine": 0, **row}) + "\n")
+            file.writelines(
+                json.dumps({"timestamp": 0, "hash_ids": [], "engine": 0, **row}) + "\n"
+                for row in rows
+            )
 
     def append(self, table: str, text: str) -> None:
         """Append raw text, as it is."""
         with open(self.folder / table, "a") as file:
             file.write(text)
-
-

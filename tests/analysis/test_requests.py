@@ -42,10 +42,10 @@ def test_preemptions_of_all_steps_and_of_the_requests_that_ended(session: Sessio
         {"preempted_reqs": 3, "engine": 1},
     )
     session.requests(ended("stop", preemptions=3), ended("stop", preemptions=1), ended("stop"))
-    preemptions = summary_of(session).preemptions
-    assert (preemptions.count, preemptions.steps) == (5, 43)
-    assert (preemptions.requests, preemptions.ended_requests) == (2, 3)
-    assert preemptions.most_of_one == 3
+    summary = summary_of(session)
+    assert (summary.preemptions.count, summary.preemptions.steps) == (5, 43)
+    assert (summary.requests.preempted, summary.requests.ended) == (2, 3)
+    assert summary.requests.most_preemptions == 3
 
 
 def test_a_prompt_that_needs_more_blocks_than_there_are_can_never_run(

@@ -110,7 +110,8 @@ def test_no_time_means_no_average(session: SessionBuilder) -> None:
     session.usage((10, 50))
     usage = combined_of(session)
     assert usage.peak_pct == 50
-    assert usage.mean_pct is usage.p50_pct is usage.bands is usage.held_share is None
+    averages = (usage.mean_pct, usage.p50_pct, usage.bands, usage.held_share)
+    assert averages == (None, None, None, None)
 
 
 times = st.lists(st.integers(0, 20), min_size=1, max_size=8, unique=True).map(sorted)

@@ -88,7 +88,9 @@ def build_scheduler(
         KVCacheGroupSpec([f"layer.{number}"], spec)
         for number, spec in enumerate(specs or [full_attention(block_size)])
     ]
-    return _call(
+    chosen = getattr(config.scheduler_config, "get_scheduler_cls", lambda: Scheduler)()
+    # A subclass may take *args and **kwargs, which says nothing of what it knows.
+    known = _known(
         Scheduler,
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -99,6 +101,7 @@ def build_scheduler(
         block_size=block_size,
         hash_block_size=hash_block_size or block_size,
     )
+    return chosen(**known)
 
 
 def full_attention(block_size: int) -> Any:
@@ -134,8 +137,13 @@ def sliding_window(block_size: int, window: int) -> Any:
 
 def _call(callee: Callable[..., Any], **arguments: Any) -> Any:
     """Call with those of the arguments that this release of vLLM knows."""
+    return callee(**_known(callee, **arguments))
+
+
+def _known(callee: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Those of the arguments that this release of vLLM knows."""
     known = inspect.signature(callee).parameters
-    return callee(**{name: value for name, value in arguments.items() if name in known})
+    return {name: value for name, value in arguments.items() if name in known}
 
 
 class RequestMaker:

@@ -42,8 +42,7 @@ def mixed_prompts() -> tuple[list[Any], list[Any]]:
     prompts += [tokens(200 + number % 4, 128) + tokens(number, 70) for number in range(16)]
     return [{"prompt_token_ids": prompt} for prompt in prompts], [
         SamplingParams(
-            temperature=1.0,
-            seed=number,
+            temperature=0.0,
             max_tokens=80,
             detokenize=False,
             stop_token_ids=list(range(3, 23)) if number % 4 == 3 else [],
@@ -103,6 +102,7 @@ def main() -> int:
         fork_workers()
     llm = LLM(
         options.model,
+        dtype="float32",
         tensor_parallel_size=options.tensor_parallel_size,
         max_model_len=2048,
         block_size=32,

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profilemate import __version__
+from tests.analysis.builder import SessionBuilder
+from tests.analysis.journals import ended_session, running_session
+
+ROOT = Path(__file__).parent.parent.parent
+ANALYSIS = ["-m", "analysis"]
+PROFILEMATE = ["-c", "from profilemate.cli import main; main()"]
+
+
+def run(program: list[str], *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *program, *map(str, arguments)],
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "80", **env},
+        capture_output=True,
+        text=True,
+    )
+
+
+def assert_fails(result: subprocess.CompletedProcess[str], says: str) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("profilemate: ")
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+
+
+@pytest.fixture
+def used(session: SessionBuilder) -> SessionBuilder:
+    session.usage((0, 50), (5, 0))
+    return session
+
+
+def test_both_programs_are_the_same(used: SessionBuilder) -> None:
+    first, second = run(ANALYSIS, used.folder), run(PROFILEMATE, "summary", used.folder)
+    assert first.returncode == 0
+    assert (first.stdout, first.stderr) == (second.stdout, "")
+    assert used.folder.name in first.stdout
+    assert json.loads(run(ANALYSIS, used.folder, "--json").stdout) == json.loads(
+        run(PROFILEMATE, "summary", "--json", used.folder).stdout
+    )
+
+
+def test_the_newest_session_is_found(used: SessionBuilder) -> None:
+    directory = str(used.folder.parent)
+    for result in (run(ANALYSIS, VLLM_PROFILING_DIR=directory), run(ANALYSIS, directory)):
+        assert used.folder.name in result.stdout
+
+
+def test_errors_are_one_line(used: SessionBuilder, tmp_path: Path) -> None:
+    assert_fails(run(ANALYSIS, tmp_path / "nowhere"), "there is no folder")
+    assert_fails(run(PROFILEMATE, "summary", tmp_path / "nowhere"), "there is no folder")
+    assert_fails(run(PROFILEMATE, "finalize", tmp_path / "nowhere"), "there is no folder")
+    assert_fails(run(ANALYSIS, VLLM_PROFILING_DIR=str(tmp_path / "x")), "no session yet")
+    used.append("kv_cache_usage.csv", "x\n")
+    assert_fails(run(ANALYSIS, used.folder, "--json"), "kv_cache_usage.csv, line 4: 1 fields")
+
+
+def test_without_a_verb_the_help_is_shown() -> None:
+    result = run(PROFILEMATE)
+    assert result.returncode == 0
+    assert "summary" in result.stdout
+    assert "finalize" in result.stdout
+    assert "vllm serve MODEL" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[*ANALYSIS], [*PROFILEMATE, "summary"], [*PROFILEMATE, "finalize"], [*PROFILEMATE]],
+)
+def test_help_teaches_in_80_columns(command: list[str]) -> None:
+    result = run(command, "--help")
+    assert result.returncode == 0
+    assert "profilemate summary" in result.stdout or "profilemate finalize" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert result.stdout.isascii()
+
+
+def test_the_version() -> None:
+    assert run(PROFILEMATE, "--version").stdout == f"profilemate {__version__}\n"
+
+
+def test_a_wrong_option_is_an_error() -> None:
+    result = run(PROFILEMATE, "summary", "--yaml")
+    assert result.returncode == 2
+    assert "No such option: --yaml" in result.stderr
+
+
+def test_finalize_completes_a_session_that_was_cut_off(tmp_path: Path) -> None:
+    folder = ended_session(tmp_path)
+    for _ in range(2):
+        result = run(PROFILEMATE, "finalize", folder)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout == f"{folder} is complete\n"
+        assert not (folder / "journal").exists()
+        assert (folder / "kv_cache_allocations.csv").read_text().count("allocate") == 2
+
+
+def test_finalize_leaves_a_running_session_alone(tmp_path: Path) -> None:
+    folder = running_session(tmp_path)
+    assert_fails(run(PROFILEMATE, "finalize", folder), "is still being written")
+    assert (folder / "journal").is_dir()
+    assert not (folder / "kv_cache_allocations.csv").exists()
+
+
+@pytest.mark.parametrize("module", ["polars", "typer"])
+def test_what_is_not_installed_is_named(tmp_path: Path, module: str) -> None:
+    program = (
+        f"import runpy, sys; sys.modules[{module!r}] = None; sys.argv = ['analysis']; "
+        "runpy.run_module('analysis', run_name='__main__', alter_sys=True)"
+    )
+    result = run(["-c", program], VLLM_PROFILING_DIR=str(SessionBuilder(tmp_path / "s").folder))
+    assert_fails(result, f"{module} is not installed: pip install 'profilemate[analysis]'")
+
+
+def test_a_reader_that_goes_away_is_no_error(used: SessionBuilder) -> None:
+    command = f"'{sys.executable}' -m analysis '{used.folder}' --json | head -c 1"
+    result = subprocess.run(
+        command, shell=True, check=False, cwd=ROOT, capture_output=True, text=True
+    )
+    assert (result.stdout, result.stderr) == ("{", "")
+
+
+def test_names_that_the_terminal_cannot_show_do_no_harm(used: SessionBuilder) -> None:
+    used.metadata(model={"name": "modèle-模型"})
+    result = run(ANALYSIS, used.folder, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "mod\\xe8le" in result.stdout

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the environment variables mean."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from profilemate import config
+
+KUBERNETES = {
+    "VLLM_PROFILING_PORT": "tcp://10.0.0.1:80",
+    "VLLM_PROFILING_SERVICE_HOST": "10.0.0.1",
+    "VLLM_PROFILING_SERVICE_PORT": "80",
+    "VLLM_PROFILING_PORT_80_TCP_PROTO": "tcp",
+    "VLLM_PROFILING_SESSION_PORT": "tcp://10.0.0.2:80",
+}
+
+
+def test_defaults() -> None:
+    read = config.read({})
+    assert (read.enabled, read.verbose, read.session, read.failed) == (True, False, "", ())
+    assert read.problems == ()
+    assert read.directory == Path(tempfile.gettempdir(), "vllm_profiling")
+
+
+@pytest.mark.parametrize("name", ["VLLM_PROFILING", "VLLM_ENABLE_PROFILING"])
+@pytest.mark.parametrize(
+    ("value", "enabled"),
+    [
+        *[(value, False) for value in ("0", "false", "off", "no", "OFF", "False", " 0 ")],
+        *[(value, True) for value in ("1", "true", "on", "yes", "YES", "", " ")],
+    ],
+)
+def test_either_switch_turns_it_off(name: str, value: str, enabled: bool) -> None:
+    read = config.read({name: value})
+    assert (read.enabled, read.problems) == (enabled, ())
+
+
+def test_one_switch_that_is_on_does_not_outweigh_one_that_is_off() -> None:
+    assert not config.read({"VLLM_PROFILING": "1", "VLLM_ENABLE_PROFILING": "0"}).enabled
+    assert not config.read({"VLLM_PROFILING": "0", "VLLM_ENABLE_PROFILING": "1"}).enabled
+
+
+def test_values_that_are_not_understood_count_as_not_set() -> None:
+    read = config.read({"VLLM_PROFILING": "2", "VLLM_PROFILING_VERBOSE": "loud"})
+    assert (read.enabled, read.verbose) == (True, False)
+    first, second = read.problems
+    assert all(part in first for part in ("VLLM_PROFILING=2 ", "1, true", "0, false", "used: 1"))
+    assert all(part in second for part in ("VLLM_PROFILING_VERBOSE=loud ", "used: 0"))
+
+
+def test_names_that_kubernetes_invents_are_not_read() -> None:
+    asked: list[str] = []
+
+    class Watched(dict[str, str]):
+        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+            asked.append(name)
+            return super().get(name, default)
+
+    assert config.read(Watched(KUBERNETES)) == config.read({})
+    assert set(asked) == set(config.NAMES)
+    assert not set(config.NAMES) & set(KUBERNETES)
+
+
+def test_directory_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+
+    def directory(value: str) -> Path:
+        return config.read({"VLLM_PROFILING_DIR": value}).directory
+
+    assert directory("profiles") == tmp_path / "profiles"
+    assert directory("~/profiles") == Path("/home/somebody/profiles")
+    assert directory("/data/a b") == Path("/data/a b")
+    assert directory("") == config.read({}).directory
+
+
+def test_what_failed_is_left_for_children() -> None:
+    environ: dict[str, str] = {}
+    config.leave_for_children(environ, "scheduler")
+    config.leave_for_children(environ, "engine")
+    config.leave_for_children(environ, "scheduler")
+    assert environ == {"VLLM_PROFILING_FAILED": "scheduler,engine"}
+    assert config.read(environ).enabled
+    config.leave_for_children(environ, config.EVERYTHING)
+    assert not config.read(environ).enabled
+    assert config.read(environ).failed == ("scheduler", "engine", "all")
+
+
+def test_pythonpath_entries_that_mean_the_repository(tmp_path: Path) -> None:
+    root, start = tmp_path / "repository", tmp_path / "start"
+    root.mkdir()
+    start.mkdir()
+    (start / "link").symlink_to(root)
+
+    def repaired(*entries: str, start_folder: Path = start) -> list[str]:
+        value = os.pathsep.join(entries)
+        return config.absolute_pythonpath(value, str(root), str(start_folder)).split(os.pathsep)
+
+    kept = ["/elsewhere/", "gone", "", str(root) + "/", "."]
+    assert repaired(*kept) == kept
+    assert repaired("a", "../repository", "b") == ["a", str(root), "b"]
+    assert repaired("link/", "../repository/.") == [str(root), str(root)]
+    assert repaired("", "x", "", start_folder=root) == [str(root), "x", str(root)]

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of several folders share: vLLM with the hooks attached, and a model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.scheduler import write_model
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the configuration of a tiny Llama."""
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def hooks_on() -> Iterator[None]:
+    """Every Scheduler that is made is watched. Importing vLLM for it takes half a minute."""
+    import vllm.v1.core.sched.scheduler as module
+
+    from profilemate.hooks import scheduler
+
+    before = module.Scheduler.__init__
+    scheduler.attach(module)
+    yield
+    module.Scheduler.__init__ = before

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random workloads: what arrives, what is aborted, reset and evicted, and when."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.kv.recording import Clock
+from tests.support.oracle import Oracle
+from tests.support.scheduler import RequestMaker, answer, build_scheduler, tokens
+
+MODEL_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class Add:
+    """A request arrives: ``shared`` tokens of a family's prefix and ``own`` ones after them."""
+
+    family: int
+    shared: int
+    own: int
+    output: int
+    priority: int = 0
+    may_read: bool = True
+
+
+@dataclass(frozen=True)
+class Steps:
+    """So many steps are scheduled."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The client of a live request goes away."""
+
+    which: int
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The prefix cache is to be dropped; refused while blocks are held."""
+
+    running_too: bool = False
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Blocks lose their content by name, whoever holds them; every ``stride``-th."""
+
+    first: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Time passes."""
+
+    milliseconds: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The scheduler and its pool."""
+
+    blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 64
+    caching: bool = True
+    policy: str = "fcfs"
+    asynchronous: bool = False
+    parking: bool = False
+    """Freed blocks are kept until the steps in flight have ended."""
+    lag: int = 0
+    """Steps that are scheduled before the results of the first of them come in."""
+
+
+Operation = Add | Steps | Abort | Reset | Evict | Wait
+
+adds = st.builds(
+    Add,
+    family=st.integers(0, 2),
+    shared=st.integers(0, 100),
+    own=st.integers(1, 60),
+    output=st.integers(1, 24),
+    priority=st.integers(0, 2),
+    may_read=st.sampled_from([True, True, True, False]),
+)
+steps = st.builds(Steps, st.integers(1, 6))
+rare = st.one_of(
+    st.builds(Abort, st.integers(0, 7)),
+    st.builds(Reset, st.booleans()),
+    st.builds(Evict, st.integers(0, 5), st.integers(1, 4)),
+    st.builds(Wait, st.sampled_from([1, 300, 1_200])),
+)
+operations = st.lists(st.one_of(adds, adds, steps, steps, rare), min_size=1, max_size=40)
+settings = st.builds(
+    Setting,
+    blocks=st.integers(4, 40),
+    block_size=st.sampled_from([4, 16]),
+    max_num_seqs=st.integers(1, 6),
+    max_num_batched_tokens=st.sampled_from([16, 48, 512]),
+    caching=st.sampled_from([True, True, True, False]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    asynchronous=st.booleans(),
+    parking=st.booleans(),
+    lag=st.integers(0, 2),
+)
+
+
+@dataclass
+class Driver:
+    """Runs operations on one scheduler, moving the clock on before each."""
+
+    scheduler: Any
+    oracle: Oracle
+    clock: Clock
+    setting: Setting
+    made: int = 0
+    in_flight: deque[tuple[Any, Any]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._make = RequestMaker(self.setting.block_size)
+        self.scheduler.defer_block_free = self.setting.parking
+
+    def run(self, operations: list[Operation]) -> None:
+        """Run them all, and to the end whatever can run to its end; the rest is aborted."""
+        for operation in operations:
+            self._do(operation)
+        self.drain()
+
+    def drain(self) -> None:
+        """Step until nothing is left; a request that can never run is aborted."""
+        idle = 0
+        while self.scheduler.requests:
+            before = len(self.oracle.moves)
+            output = self._step()
+            moved = output.total_num_scheduled_tokens or len(self.oracle.moves) > before
+            idle = 0 if moved else idle + 1
+            if idle > 5:
+                self._abort(next(iter(self.scheduler.requests)))
+                idle = 0
+        while self.in_flight:
+            self._update()
+
+    def _do(self, operation: Operation) -> None:
+        self.clock.tick()
+        match operation:
+            case Add():
+                self._add(operation)
+            case Steps(count):
+                for _ in range(count):
+                    self._step()
+            case Abort(which):
+                if self.scheduler.requests:
+                    names = sorted(self.scheduler.requests)
+                    self._abort(names[which % len(names)])
+            case Reset(running_too):
+                # vLLM raises where blocks that it preempted are parked.
+                self.scheduler.reset_prefix_cache(running_too and not self.setting.parking)
+                self.oracle.look()
+            case Evict(first, stride):
+                ids = set(range(first, self.setting.blocks, stride))
+                self.scheduler.kv_cache_manager.evict_blocks(ids)
+                self.oracle.look()
+            case Wait(milliseconds):
+                self.clock.tick(1_000 * milliseconds)
+
+    def _add(self, wanted: Add) -> None:
+        self.made += 1
+        prompt = tokens(wanted.family, 100)[: wanted.shared]
+        prompt += tokens(1_000 + self.made, wanted.own)
+        request = self._make(
+            f"request {self.made}",
+            prompt,
+            wanted.output,
+            prompt_logprobs=None if wanted.may_read else 1,
+            priority=wanted.priority,
+        )
+        self.scheduler.add_request(request)
+
+    def _abort(self, name: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.clock.tick()
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        self.oracle.look()
+
+    def _step(self) -> Any:
+        self.clock.tick()
+        output = self.scheduler.schedule()
+        self.in_flight.append((output, answer(self.scheduler, output)))
+        if len(self.in_flight) > self.setting.lag:
+            self._update()
+        return output
+
+    def _update(self) -> None:
+        self.clock.tick()
+        self.scheduler.update_from_output(*self.in_flight.popleft())
+
+
+def scheduler_for(model: Path, setting: Setting, **arguments: Any) -> Any:
+    """The scheduler that the setting asks for."""
+    return build_scheduler(
+        model,
+        setting.blocks,
+        block_size=setting.block_size,
+        max_num_seqs=setting.max_num_seqs,
+        max_model_len=MODEL_LENGTH,
+        max_num_batched_tokens=setting.max_num_batched_tokens,
+        enable_prefix_caching=setting.caching,
+        scheduling_policy=setting.policy,
+        async_scheduling=setting.asynchronous,
+        **arguments,
+    )

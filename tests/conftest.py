@@ -20,7 +20,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def hooks_on() -> Iterator[None]:
     """Every Scheduler that is made is watched. Importing vLLM for it takes half a minute."""
-    import vllm.v1.core.sched.scheduler as module
+    with pytest.MonkeyPatch.context() as patch:
+        # A line for each of a thousand schedulers would bury what a failing test says.
+        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+        import vllm.v1.core.sched.scheduler as module
 
     from profilemate.hooks import scheduler
 

@@ -16,7 +16,6 @@ from profilemate.collector.totals import Totals
 from profilemate.journal import JournalReader, Kind
 from profilemate.session import Founding
 
-
 HEADER_SEC = 60.0
 """A journal that is younger than this and still empty has a writer that is about to begin."""
 

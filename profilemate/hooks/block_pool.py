@@ -161,22 +161,9 @@ def _watch_cache_full_blocks(
     def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
         result = original(this(), *args, **kwargs)
         try:
-            given = dict(zip(names, args, strict=False))
-            given.update(kwargs)
-            first, end = given["num_cached_blocks"], given["num_full_blocks"]
-            if first < end:
-                request = given["request"]
-                _record_cached(
-                    recorder,
-                    number,
-                    index[request.request_id],
-                    given.get("kv_cache_group_id", 0),
-                    given["block_size"],
-                    first,
-                    given["blocks"][first:end],
-                    given.get("block_mask"),
-                    now(),
-                )
+            given = dict(zip(names, args, strict=False), **kwargs) if args else kwargs
+            if given["num_cached_blocks"] < given["num_full_blocks"]:
+                _record_cached(recorder, number, index[given["request"].request_id], given, now())
         except Exception as error:
             recorder.fail("cache_full_blocks", error)
         return result
@@ -185,55 +172,30 @@ def _watch_cache_full_blocks(
 
 
 def _record_cached(
-    recorder: Recorder,
-    pool: int,
-    request: int,
-    group: int,
-    block_size: int,
-    first: int,
-    blocks: list[Any],
-    mask: list[bool] | None,
-    now: int,
+    recorder: Recorder, pool: int, request: int, given: dict[str, Any], now: int
 ) -> None:
+    """Record a call of ``cache_full_blocks`` with these arguments."""
+    first, size = given["num_cached_blocks"], given["block_size"]
+    blocks = given["blocks"][first : given["num_full_blocks"]]
     hashes = list(map(_block_hash, blocks))
+    mask = given.get("block_mask")
     if mask is None and None not in hashes:
-        _record_run(recorder, pool, request, group, block_size, first, blocks, hashes, now)
-        return
-    # Sparse groups keep some blocks only: the others are null, or masked out and have no hash.
-    for offset, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
-        masked = mask is not None and not mask[offset]
-        if block_hash is not None and not block.is_null and not masked:
-            _record_run(
-                recorder,
-                pool,
-                request,
-                group,
-                block_size,
-                first + offset,
-                [block],
-                [block_hash],
-                now,
-            )
-
-
-def _record_run(
-    recorder: Recorder,
-    pool: int,
-    request: int,
-    group: int,
-    block_size: int,
-    first: int,
-    blocks: list[Any],
-    hashes: list[bytes],
-    now: int,
-) -> None:
-    recorder.times.append(now)
-    first_end = (first + 1) * block_size
-    recorder.words.extend(
-        (head(Op.CACHE, len(blocks), pool), request, group, first_end, block_size)
-    )
-    recorder.words.extend(map(_block_id, blocks))
-    recorder.hashes.extend(map(first_bytes, hashes))
+        runs = [(first, blocks, hashes)]
+    else:
+        # Sparse groups keep some blocks only: the others are null, or masked out.
+        runs = [
+            (first + at, [block], [hashes[at]])
+            for at, block in enumerate(blocks)
+            if hashes[at] is not None and not block.is_null and (mask is None or mask[at])
+        ]
+    group = given.get("kv_cache_group_id", 0)
+    for at, run, run_hashes in runs:
+        recorder.times.append(now)
+        recorder.words.extend(
+            (head(Op.CACHE, len(run), pool), request, group, (at + 1) * size, size)
+        )
+        recorder.words.extend(map(_block_id, run))
+        recorder.hashes.extend(map(first_bytes, run_hashes))
 
 
 def _watch_rare_calls(

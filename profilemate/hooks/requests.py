@@ -69,14 +69,19 @@ def _description(request: Any, key: bytes) -> dict[str, Any]:
     lora = request.lora_request
     salt = getattr(request, "cache_salt", None)
     return {
-        "id": request.request_id,
+        "id": _utf8(request.request_id).decode(),
         "prompt": request.num_prompt_tokens,
         "max": request.max_tokens,
         "priority": getattr(request, "priority", 0),
         "lora": None if lora is None else getattr(lora, "lora_name", None) or lora.name,
-        "tenant": None if not salt else _number(blake2b(salt.encode(), **_keyed(key))),
+        "tenant": None if not salt else _number(blake2b(_utf8(salt), **_keyed(key))),
         "pooling": request.sampling_params is None,
     }
+
+
+def _utf8(text: str) -> bytes:
+    """A client's text; half a surrogate pair, which has no bytes of its own, is spelled out."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _keyed(key: bytes) -> dict[str, Any]:

@@ -141,10 +141,11 @@ class Steps:
                 if block_ids:
                     words.extend((len(block_ids) << COUNT_SHIFT | Op.ASSIGN, number, group))
                     words.extend(block_ids)
-        for request_id in resumed:
-            at = ids.index(request_id)
-            computed = cached.num_computed_tokens[at]
-            prefill_tokens += self._admit(request_id, computed, blocks[at] or (), scheduled, first)
+        # They are a set, and the order in which they were scheduled is the list's.
+        for at, request_id in enumerate(ids) if resumed else ():
+            if request_id in resumed:
+                computed, groups = cached.num_computed_tokens[at], blocks[at] or ()
+                prefill_tokens += self._admit(request_id, computed, groups, scheduled, first)
         if first:
             if len(self._awaiting) >= MAX_AWAITED:
                 self._awaiting.clear()

@@ -101,7 +101,7 @@ class User:
             "PYTHONPYCACHEPREFIX": str(self.bytecode),
             "TMPDIR": str(self.temporary),
         }
-        return kept | ours | changes
+        return {**kept, **ours, **changes}
 
     def command(self, code: str, *flags: str, python: str = sys.executable) -> list[str]:
         return [python, *flags, "-c", unindent(code)]
@@ -119,6 +119,7 @@ class User:
             env=self.environment(changes),
             cwd=cwd or self.work,
             capture_output=True,
+            check=False,
             text=True,
             timeout=120,
         )
@@ -130,6 +131,13 @@ class User:
         return ended.stdout.splitlines()
 
 
+def new_user(folder: Path, bytecode: Path) -> User:
+    site, work, temporary = (folder / name for name in ("site", "work", "temporary"))
+    for made in (site, work, temporary):
+        made.mkdir()
+    return User(site, work, temporary, bytecode)
+
+
 @pytest.fixture(scope="session")
 def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bytecode")
@@ -137,10 +145,7 @@ def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def user(tmp_path: Path, bytecode: Path) -> User:
-    folders = [tmp_path / name for name in ("site", "work", "temporary")]
-    for folder in folders:
-        folder.mkdir()
-    return User(*folders, bytecode)
+    return new_user(tmp_path, bytecode)
 
 
 @pytest.fixture
@@ -159,7 +164,7 @@ def interpreters() -> tuple[str, ...]:
         candidates = [shutil.which(name), *glob.glob(f"{pyenv}/versions/3.{minor}.*/bin/{name}")]
         for candidate in filter(None, candidates):
             probe = [candidate, "-c", "import sys; print(sys.version_info[1])"]
-            ended = subprocess.run(probe, capture_output=True, text=True)
+            ended = subprocess.run(probe, capture_output=True, check=False, text=True)
             if ended.stdout.strip() == str(minor):
                 found.setdefault((3, minor), candidate)
     return tuple(found[version] for version in sorted(found))

@@ -141,8 +141,8 @@ def test_vllm_in_a_zip_file(vllm_user: User) -> None:
         scheduler = importlib.import_module({SCHEDULER!r})
         print(core.attached, scheduler.attached, {{type(core.__loader__).__name__}})
         """
-    path = os.pathsep.join(map(str, (ROOT, vllm_user.site, archive)))
-    assert vllm_user.output(code, PYTHONPATH=path) == ["1 1 {'zipimporter'}"]
+    folders = os.pathsep.join(map(str, (ROOT, vllm_user.site, archive)))
+    assert vllm_user.output(code, PYTHONPATH=folders) == ["1 1 {'zipimporter'}"]
 
 
 @pytest.mark.parametrize("loader", ["Loader", "Loader()"], ids=["class", "slots"])

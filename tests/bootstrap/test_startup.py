@@ -37,9 +37,7 @@ def test_nothing_is_said_and_no_file_is_left(user: User, python: str) -> None:
 @pytest.mark.parametrize("flag", ["-S", "-I", "-E"])
 def test_flags_that_ask_for_a_bare_interpreter(user: User, python: str, flag: str) -> None:
     code = f"import sys; print(len({FINDERS}), 'profilemate' in sys.modules)"
-    assert user.output(code, flag, python=python) == ["0", "False"] or user.output(
-        code, flag, python=python
-    ) == ["0 False"]
+    assert user.output(code, flag, python=python) == ["0 False"]
 
 
 def spellings(link: Path) -> dict[str, tuple[str, Path | None]]:
@@ -73,12 +71,12 @@ def test_repository_under_any_spelling(user: User, python: str, spelling: str) -
 
 def test_packages_of_the_users_are_not_shadowed(user: User, python: str) -> None:
     for name in ("analysis", "tests", "benchmarks", "demo"):
-        user.write(f"{name}/__init__", "whose = 'the user\\'s'")
+        user.write(f"{name}/__init__", "whose = 'mine'")
     code = """
         import analysis, tests, benchmarks, demo
         print({m.whose for m in (analysis, tests, benchmarks, demo)})
         """
-    assert user.output(code, python=python) == ["{\"the user's\"}"]
+    assert user.output(code, python=python) == ["{'mine'}"]
 
 
 def test_analysis_can_still_be_run_from_anywhere(user: User) -> None:
@@ -109,6 +107,7 @@ def test_working_folder_that_is_gone(user: User, python: str) -> None:
         env=user.environment({}),
         cwd=user.work,
         capture_output=True,
+        check=False,
         text=True,
     )
     assert (ended.stdout, ended.stderr) == ("1\n", "")

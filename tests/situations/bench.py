@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -196,12 +197,9 @@ class Tables:
 
 
 def _value(cell: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(cell)
-        except ValueError:
-            continue
-    return cell
+    if re.fullmatch(r"\d+", cell):
+        return int(cell)
+    return float(cell) if re.fullmatch(r"\d+\.\d+", cell) else cell
 
 
 def size_of(folder: Path) -> int:
@@ -221,9 +219,7 @@ class Bench:
     def engine(self, usable_blocks: int, **arguments: Any) -> Engine:
         """A scheduler whose requests can hold this many blocks: the null block comes on top."""
         known = set(self._folders())
-        scheduler = build_scheduler(
-            self._model, usable_blocks + 1, block_size=BLOCK, **arguments
-        )
+        scheduler = build_scheduler(self._model, usable_blocks + 1, block_size=BLOCK, **arguments)
         (folder,) = set(self._folders()) - known
         return Engine(scheduler, folder, self.clock)
 

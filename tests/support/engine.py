@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real engines, started as a user starts them: PYTHONPATH, and nothing else of ours.
+
+The model is tiny but has weights, so that what is generated depends on the whole context, and
+computes in float32, so that it does not depend on what else is in a batch.
+"""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from demo.tiny_model import write_model as write_demo_model
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+APPS = ROOT / "tests" / "engine" / "apps"
+VLLM = Path(sys.executable).with_name("vllm")
+
+BLOCK_SIZE = 32
+"""Tokens; vLLM's attention on CPUs wants a multiple of 32."""
+BLOCKS = 128
+TOTAL_BLOCKS = BLOCKS - 1
+"""Without the null block."""
+SERVED_NAME = "tiny"
+ENGINE_OPTIONS = (
+    "--dtype=float32",
+    "--max-model-len=2048",
+    f"--block-size={BLOCK_SIZE}",
+    f"--num-gpu-blocks-override={BLOCKS}",
+    "--max-num-seqs=16",
+    "--enforce-eager",  # compiling would need a C++ compiler
+)
+
+START_SECONDS = 600
+"""Far more than vLLM needs: an idle machine takes half a minute."""
+END_SECONDS = 300
+SETTLED_SECONDS = 5
+"""How soon after vLLM's end the session is complete and no process of ours is left."""
+
+
+def on_this_machine(seconds: float) -> float:
+    """What takes this long on an idle machine, with room for what else runs here."""
+    return 2 * seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> Any:
+    """Wait until ``condition`` returns something true, and return that."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
+        time.sleep(0.05)
+    return found
+
+
+def wait_until_settled(base: Path) -> None:
+    """Once vLLM has ended: all sessions under ``base`` become complete, no process is left."""
+    deadline = time.monotonic() + on_this_machine(SETTLED_SECONDS)
+    while unsettled := [
+        *(session for session in sessions(base) if not metadata(session).get("complete")),
+        *processes_about(base).values(),
+    ]:
+        assert time.monotonic() < deadline, f"still not complete, or still there: {unsettled}"
+        time.sleep(0.05)
+
+
+def write_model(folder: Path) -> Path:
+    """A Llama of two layers with random weights, and a tokenizer of bytes."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    write_demo_model(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"torch_dtype": "float32", "max_position_embeddings": 2048}
+    path.write_text(json.dumps(config))
+
+    hidden, inner, vocabulary = (
+        config[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    queries, keys = (
+        config["head_dim"] * config[name] for name in ("num_attention_heads", "num_key_value_heads")
+    )
+    random = np.random.default_rng(0)
+    weights = {}
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        values = random.standard_normal((rows, columns)) / np.sqrt(columns)
+        weights[f"{name}.weight"] = values.astype(np.float32)
+
+    matrix("model.embed_tokens", vocabulary, hidden)
+    matrix("lm_head", vocabulary, hidden)
+    norms = ["model.norm"]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        matrix(f"{prefix}.self_attn.q_proj", queries, hidden)
+        matrix(f"{prefix}.self_attn.k_proj", keys, hidden)
+        matrix(f"{prefix}.self_attn.v_proj", keys, hidden)
+        matrix(f"{prefix}.self_attn.o_proj", hidden, queries)
+        matrix(f"{prefix}.mlp.gate_proj", inner, hidden)
+        matrix(f"{prefix}.mlp.up_proj", inner, hidden)
+        matrix(f"{prefix}.mlp.down_proj", hidden, inner)
+        norms += [f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"]
+    weights |= {f"{name}.weight": np.ones(hidden, np.float32) for name in norms}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def environment(caches: Path, sessions: Path | None = None, **more: str) -> dict[str, str]:
+    """The variables of a user's shell, without a network.
+
+    With ``sessions``, profilemate is on PYTHONPATH and puts its sessions there.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("VLLM_") and name != "PYTHONPATH"
+    }
+    profiling = {}
+    if sessions is not None:
+        profiling = {"PYTHONPATH": str(ROOT), "VLLM_PROFILING_DIR": str(sessions)}
+    return {
+        **inherited,
+        "PATH": os.pathsep.join([str(VLLM.parent), os.environ.get("PATH", os.defpath)]),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(caches / "huggingface"),
+        "VLLM_CACHE_ROOT": str(caches / "vllm"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        # One thread computes such a model fastest, and always in the same order.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        **profiling,
+        **more,
+    }
+
+
+@dataclass(frozen=True)
+class Application:
+    """A run of tests/engine/apps/offline.py."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    result_file: Path
+
+    def wait(self) -> int:
+        """Wait for its end; returns the exit status."""
+        try:
+            return self.process.wait(START_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end in {START_SECONDS} s:\n{self.text()[-3000:]}") from None
+
+    def wait_for_result(self) -> None:
+        """Wait until it has written its result."""
+        wait_for(
+            "the application's result",
+            lambda: self.result_file.exists() or self.process.poll() is not None,
+            START_SECONDS,
+        )
+        assert self.result_file.exists(), self.text()[-3000:]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        assert self.result_file.exists(), self.text()[-3000:]
+        return json.loads(self.result_file.read_text())
+
+    def text(self) -> str:
+        """What it wrote to stdout and stderr."""
+        return self.log.read_text(errors="replace")
+
+
+@contextmanager
+def application(
+    model: Path, folder: Path, name: str, environ: dict[str, str], *options: str
+) -> Iterator[Application]:
+    """Start the application; however the block is left, all its processes are gone after it."""
+    result, log = folder / f"{name}.json", folder / f"{name}.log"
+    command = [sys.executable, str(APPS / "offline.py"), str(model), str(result), *options]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        yield Application(process, log, result)
+    finally:
+        end_group(process)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a group, and the group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_vllm(environ: dict[str, str], *arguments: str) -> str:
+    """Run a ``vllm`` command that ends by itself; returns what it said."""
+    done = subprocess.run(
+        [str(VLLM), *arguments],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=START_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+def bench_options(model: Path, port: int, *, prompts: int) -> list[str]:
+    """Load for a server: prompts in four families that share 128 tokens, and 40 tokens out."""
+    return [
+        "bench", "serve", "--backend=openai", f"--model={SERVED_NAME}", f"--tokenizer={model}",
+        "--host=127.0.0.1", f"--port={port}", "--disable-tqdm", "--seed=0", "--temperature=0",
+        "--dataset-name=prefix_repetition", f"--num-prompts={prompts}", "--ignore-eos",
+        "--prefix-repetition-num-prefixes=4", "--prefix-repetition-prefix-len=128",
+        "--prefix-repetition-suffix-len=200", "--prefix-repetition-output-len=40",
+        "--max-concurrency=12",
+    ]  # fmt: skip
+
+
+def get(port: int, path: str) -> str:
+    """The body of a page of the server."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=END_SECONDS)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def metric(page: str, name: str, **labels: str) -> float:
+    """The sum of the samples of a Prometheus metric that have these labels."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+class Answer:
+    """An answer that a server streams, token by token."""
+
+    def __init__(self, port: int, prompt: Sequence[int], max_tokens: int, **fields: Any) -> None:
+        self.tokens: list[int] = []
+        self.finish_reason: str | None = None
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=END_SECONDS)
+        body = {
+            "model": SERVED_NAME,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "return_token_ids": True,
+            "ignore_eos": True,
+            **fields,
+        }
+        self._connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        self._response = self._connection.getresponse()
+        assert self._response.status == 200, self._response.read()
+
+    def read(self, tokens: int | None = None) -> Answer:
+        """Read until this many tokens have come, or to the end; stops where the server dies."""
+        with suppress(http.client.IncompleteRead, ConnectionError):
+            while tokens is None or len(self.tokens) < tokens:
+                line = self._response.readline()
+                if not line or line.strip() == b"data: [DONE]":
+                    break
+                self._take(line)
+        return self
+
+    def close(self) -> None:
+        """Leave, whether or not the answer has ended."""
+        self._response.close()
+        self._connection.close()
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b"data: {"):
+            for choice in json.loads(line[len(b"data: ") :])["choices"]:
+                self.tokens += choice["token_ids"] or []
+                self.finish_reason = choice["finish_reason"] or self.finish_reason
+
+
+def answer(port: int, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Answer:
+    """A whole answer."""
+    asked = Answer(port, prompt, max_tokens, **fields).read()
+    asked.close()
+    return asked
+
+
+def sessions(base: Path) -> list[Path]:
+    """The sessions under this folder."""
+    return sorted(base.glob("session_*"))
+
+
+def only_session(base: Path) -> Path:
+    found = sessions(base)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def metadata(session: Path) -> dict[str, Any]:
+    """metadata.json; empty where it is not there yet."""
+    try:
+        return json.loads((session / "metadata.json").read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def rows(session: Path, table: str) -> list[dict[str, str]]:
+    """The rows of a CSV table, by column."""
+    with (session / f"{table}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def requests(session: Path) -> list[dict[str, Any]]:
+    """The finished lines of requests.jsonl; none where it is not there yet."""
+    try:
+        text = (session / "requests.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def moved(session: Path, event: str) -> int:
+    """Blocks in all rows of kv_cache_allocations.csv with this event."""
+    return sum(
+        int(row["num_blocks"])
+        for row in rows(session, "kv_cache_allocations")
+        if row["event"] == event
+    )
+
+
+def total(table: list[dict[str, str]], column: str) -> int:
+    return sum(int(row[column]) for row in table)
+
+
+def engine_pids(session: Path) -> dict[int, int]:
+    """Process ids of the session's engines, by rank."""
+    return {process["rank"]: process["pid"] for process in metadata(session)["processes"]}
+
+
+def wait_for_engines(session: Path, count: int) -> dict[int, int]:
+    """As ``engine_pids``, once there are this many."""
+    wait_for(
+        f"{count} engines in the metadata",
+        lambda: len(metadata(session).get("processes", ())) >= count,
+        END_SECONDS,
+    )
+    return engine_pids(session)
+
+
+def processes_about(folder: Path) -> dict[int, str]:
+    """Processes whose command line or environment names this folder: pid and command line."""
+    found = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                command = (process / "cmdline").read_bytes()
+                if os.fsencode(folder) in command + (process / "environ").read_bytes():
+                    found[int(process.name)] = os.fsdecode(command).replace("\0", " ")
+    return found
+
+
+def collector_pid(session: Path) -> int:
+    """The process that writes the session's tables."""
+    found = [pid for pid, command in processes_about(session).items() if " -I -c " in command]
+    assert len(found) == 1, processes_about(session)
+    return found[0]
+
+
+def copy_journal(session: Path, folder: Path) -> Path:
+    """A session in ``folder`` that has what the journal of this one holds now, and no tables."""
+    copy = folder / session.name
+    shutil.copytree(session / "journal", copy / "journal")
+    return copy
+
+
+def tables(session: Path) -> dict[str, bytes]:
+    """The bytes of each table that is there."""
+    return {
+        path.name: path.read_bytes()
+        for path in session.iterdir()
+        if path.suffix in (".csv", ".jsonl")
+    }
+
+
+def assert_begin_the_same(begun: dict[str, bytes], whole: dict[str, bytes]) -> None:
+    """Each table of the first session is, byte for byte, how that of the second one begins."""
+    assert begun
+    for name, content in begun.items():
+        assert content.count(b"\n") > 1, f"{name} is empty, which would prove nothing"
+        assert whole[name][: len(content)] == content, name
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended but was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def kill(*pids: int) -> None:
+    """Kill processes as the kernel would, and wait until they are gone."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_for("killed processes to go", lambda: not any(map(is_alive, pids)), END_SECONDS)
+
+
+def children(pid: int) -> dict[int, str]:
+    """Processes that this one started: pid and title."""
+    found = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                if int(parent) == pid:
+                    found[int(process.name)] = os.fsdecode((process / "cmdline").read_bytes())
+    return found

@@ -14,16 +14,14 @@ import polars as pl
 from analysis.tables import Table
 
 
-def first_fault(path: Path, table: Table, lines: int | None) -> tuple[int, str] | None:
-    """The number of the first malformed line and what is wrong with it, or None.
-
-    ``lines`` is how many lines count (the last one of a running session may be unfinished);
-    None for all.
-    """
-    width = 0
+def first_fault(path: Path, table: Table, end: int) -> tuple[int, str] | None:
+    """The number of the first malformed line before the byte ``end`` and what is wrong with it,
+    or None."""
+    width = position = 0
     with open(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
-            if lines is not None and number > lines:
+            position += len(raw)
+            if position > end:
                 break
             if table.is_csv and number == 1:
                 width = raw.count(b",") + 1
@@ -39,6 +37,9 @@ def _faults(raw: bytes, table: Table, width: int) -> Iterator[str]:
         line = raw.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         yield f"not UTF-8 text (byte {error.start + 1})"
+        return
+    if "\0" in line:
+        yield "not text (a NUL byte)"
         return
     yield from _csv_faults(line, table, width) if table.is_csv else _json_faults(line, table)
 

@@ -7,8 +7,6 @@ last finished line.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,17 +18,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
+from polars.io.plugins import register_io_source
 
 from analysis.errors import SessionError
 from analysis.faults import first_fault
 from analysis.find import JOURNAL, METADATA, find_session
+from analysis.reading import Extent, csv_schema, extent, frames, last_line
 from analysis.tables import FORMAT_VERSION, TABLES, Table
 
 State = Literal["complete", "running", "cut off"]
-
-_CHUNK = 1 << 20
-_JSON_CHUNK = 32 << 20
-_TAIL = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Session:
         return self._path(TABLES[table]).exists()
 
     def scan(self, table: str) -> pl.LazyFrame:
-        """A CSV table, lazily, in the file's order; a missing one is empty.
+        """A table, lazily, in the file's order; a missing one is empty.
 
         Collect it through ``collect``, which turns what Polars says of a malformed file into
         one line that names the file and the line.
@@ -63,25 +59,34 @@ class Session:
 
         """
         known = TABLES[table]
-        if not known.is_csv:
-            raise ValueError(f"{known.file} is read with batches()")
-        path = self._path(known)
-        limit = self._lines(known)
-        width = 0 if limit == 0 else _width(path, known)
-        if not width:
+        part = self._extent(known)
+        columns = list(known.columns)
+        if part.begin == part.end:
             return pl.LazyFrame(schema=dict(known.columns))
-        appended = {f"appended_{number}": pl.String for number in range(len(known.columns), width)}
-        return pl.scan_csv(
-            path,
-            has_header=False,
-            skip_rows=1,
-            schema={**known.columns, **appended},
-            n_rows=None if limit is None else limit - 1,
-            glob=False,
-        ).select(list(known.columns))
+        if self.state == "complete" and known.is_csv:
+            return pl.scan_csv(
+                self._path(known),
+                has_header=False,
+                skip_rows=1,
+                schema=csv_schema(known, part),
+                glob=False,
+            ).select(columns)
+
+        def read(
+            wanted: list[str] | None, predicate: pl.Expr | None, rows: int | None, _: int | None
+        ) -> Iterator[pl.DataFrame]:
+            for frame in frames(self._path(known), known, part, wanted or columns):
+                taken = frame if rows is None else frame.head(rows)
+                yield taken if predicate is None else taken.filter(predicate)
+                if rows is not None:
+                    rows -= taken.height
+                    if not rows:
+                        return
+
+        return register_io_source(read, schema=dict(known.columns))
 
     def collect(self, table: str, query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
-        """The result of a query over a CSV table, computed by the streaming engine.
+        """The result of a query over a table, computed by the streaming engine.
 
         A required column of the table that comes back with an empty value is taken for what it
         is: a line that is cut short.
@@ -97,21 +102,15 @@ class Session:
         return result
 
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """These columns of a table, in the file's order, some 10,000 rows at a time.
+        """These columns of a table, in the file's order, some 100,000 rows at a time.
 
         Raises:
             SessionError: the file cannot be read, or a line of it is malformed.
 
         """
         known = TABLES[table]
-        frames: Iterator[pl.DataFrame]
         with self._reading(known):
-            if known.is_csv:
-                selected = self.scan(table).select(columns)
-                frames = iter(selected.collect_batches(maintain_order=True, engine="streaming"))
-            else:
-                frames = self._json_batches(known, columns)
-            for frame in frames:
+            for frame in frames(self._path(known), known, self._extent(known), columns):
                 self._check(known, frame)
                 yield frame
 
@@ -131,37 +130,29 @@ class Session:
     def _path(self, table: Table) -> Path:
         return self.directory / table.file
 
-    def _lines(self, table: Table) -> int | None:
-        """How many lines of the file are finished; None, for all, in a complete session."""
-        if self.state == "complete":
-            return None
-        if table.name not in self._finished_lines:
-            self._finished_lines[table.name] = _count_lines(self._path(table))
-        return self._finished_lines[table.name]
+    def _extent(self, table: Table) -> Extent:
+        """What of the file is read, the same in every pass over it."""
+        if table.name not in self._extents:
+            whole = self.state == "complete"
+            with self._reading(table):
+                self._extents[table.name] = extent(self._path(table), table, whole=whole)
+        return self._extents[table.name]
 
     @cached_property
-    def _finished_lines(self) -> dict[str, int]:
+    def _extents(self) -> dict[str, Extent]:
         return {}
-
-    def _json_batches(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        schema = {column: table.columns[column] for column in columns}
-        path = self._path(table)
-        if not path.exists():
-            return
-        for chunk in _chunks_of_lines(path, whole=self.state == "complete"):
-            if chunk.strip():
-                yield pl.read_ndjson(io.BytesIO(chunk), schema=schema)
 
     def _last_time(self, table: Table) -> float:
         path = self._path(table)
         if not table.is_csv or not path.exists():
             return 0.0
-        with self._reading(table), open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            lines = file.read().split(b"\n")
-        times = (_number(line.partition(b",")[0]) for line in reversed(lines[1:-1]))
-        return next((time for time in times if time is not None), 0.0)
+        with self._reading(table):
+            field = last_line(path).partition(b",")[0]
+        try:
+            return float(field)
+        except ValueError:
+            # The header, or a malformed line that reading the table will tell of.
+            return 0.0
 
     def _check(self, table: Table, frame: pl.DataFrame) -> None:
         required = [column for column in table.required if column in frame.columns]
@@ -180,7 +171,8 @@ class Session:
 
     def _malformed(self, table: Table, otherwise: str) -> SessionError:
         path = self._path(table)
-        fault = first_fault(path, table, self._lines(table))
+        with self._reading(table):
+            fault = first_fault(path, table, self._extent(table).end)
         if fault is None:
             return SessionError(f"{path} is malformed: {otherwise}")
         line, what = fault
@@ -256,61 +248,6 @@ def _metadata(directory: Path) -> Mapping[str, Any]:
             "use the profilemate that wrote the session, or a newer one"
         )
     return metadata
-
-
-def _width(path: Path, table: Table) -> int:
-    """How many columns the file's header names; 0 where there is no file, or nothing in it."""
-    try:
-        with open(path, "rb") as file:
-            line = file.readline(_TAIL)
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise SessionError(f"cannot read {path}: {error.strerror or error}") from None
-    if not line.strip():
-        return 0
-    names = next(csv.reader([line.decode(errors="replace").rstrip("\r\n")]))
-    for number, column in enumerate(table.columns):
-        if number >= len(names) or names[number] != column:
-            found = ascii(names[number]) if number < len(names) else "nothing"
-            raise SessionError(
-                f"{path}, line 1: {found} where column {number + 1} is {column!r}; "
-                "it is not a table of this format"
-            )
-    return len(names)
-
-
-def _count_lines(path: Path) -> int:
-    """The number of finished lines; 0 where there is no file."""
-    try:
-        with open(path, "rb") as file:
-            return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b""))
-    except FileNotFoundError:
-        return 0
-
-
-def _chunks_of_lines(path: Path, *, whole: bool) -> Iterator[bytes]:
-    """The file in chunks of finished lines, as far as it goes now; ``whole``: and what follows
-    the last line end."""
-    with open(path, "rb") as file:
-        left = os.fstat(file.fileno()).st_size
-        rest = b""
-        while left > 0:
-            chunk = file.read(min(left, _JSON_CHUNK))
-            if not chunk:
-                break
-            left -= len(chunk)
-            finished, newline, rest = (rest + chunk).rpartition(b"\n")
-            yield finished + newline
-        if whole:
-            yield rest
-
-
-def _number(field: bytes) -> float | None:
-    try:
-        return float(field)
-    except ValueError:
-        return None
 
 
 def _wall_clock(moment: Any) -> float | None:

@@ -61,7 +61,6 @@ class Engine:
         self._lookup_rows = tables.append("prefix_cache_lookups.csv")
         self._request_rows = tables.append("requests.jsonl")
         self._last_usage: list[tuple[int, ...] | None] = [None] * len(self._pools)
-        self._free_counts = [pool.total for pool in self._pools]
         self._used_once = 0
         self._frame = 0
         self._step = 0
@@ -105,13 +104,18 @@ class Engine:
         """Whose the blocks of each ALLOCATE were, by the event's position."""
         claims: dict[tuple[int, int], Owner] = {}
         owners: dict[int, list[Owner]] = {}
+        shared = _reused(events)
         for position in range(len(events) - 1, -1, -1):
             event = events[position]
             if event.op in (Op.ASSIGN, Op.TABLE):
                 request, group = event.args
                 owner = (request, group)
                 pool = self._pool_of(group)
-                claims.update(((pool, block), owner) for block in event.ids)
+                claims.update(
+                    ((pool, block), owner)
+                    for block in event.ids
+                    if (request, pool, block) not in shared
+                )
             elif event.op == Op.FREE and event.args[0]:
                 owner = (event.args[0] - 1, -1)
                 claims.update(((event.pool, block & ~STILL_HELD), owner) for block in event.ids)
@@ -288,7 +292,9 @@ class Engine:
         while len(prompt_ids) * self._block_size < request.prompt_tokens:
             self._used_once += 1
             prompt_ids.append(self.rank << _ONCE_SHIFT | self._used_once)
-        return prompt_ids, ids[full:]
+        # The last token's own KV is never there, and what was not computed is nowhere.
+        tokens = min(finish.computed_tokens, request.prompt_tokens + finish.output_tokens - 1)
+        return prompt_ids, ids[full : max(full, tokens // self._block_size)]
 
     def _write_finished(self) -> None:
         for request, finish, prompt_ids, output_ids in self._finished:
@@ -352,6 +358,19 @@ class Engine:
 
     def _seconds(self, time: int) -> str:
         return f"{(time - self._origin) / 1e9:.6f}"
+
+
+def _reused(events: list[Event]) -> set[tuple[int, int, int]]:
+    """Request, pool and block of what was taken up again: it is in that request's table, but
+    the one that it was handed out for, maybe in this very step, is another."""
+    reused = set()
+    number = -1
+    for event in events:
+        if event.op == Op.LOOKUP:
+            number = event.args[0]
+        elif event.op == Op.REUSE:
+            reused.update((number, event.pool, block) for block in event.ids)
+    return reused
 
 
 _HANDLERS: dict[int, Callable[[Engine, Event], None]] = {

@@ -32,14 +32,14 @@ class StepRows:
             f"{tokens},{prefill},{tokens - prefill},{scheduled},{self.preempted},"
             f"{self.finished},{(event.until - event.time) // 1000}"
         )
-        idle = not (tokens or self.preempted or self.finished)
+        same = not (tokens or self.preempted or self.finished)
         self.preempted = self.finished = 0
         state = (running, waiting)
-        if idle and self._idle is not None and state == self._idle_state:
+        if same and self._idle is not None and state == self._idle_state:
             self._repeat(1, event.until)
             return
         self.close()
-        if idle:
+        if not tokens:
             self._idle, self._repeats = (row, event.until), 1
             self._idle_state = state
         else:
@@ -65,5 +65,6 @@ class StepRows:
             self.close()
             fields = row.split(",")
             fields[0] = f"{(time - self._origin) / 1e9:.6f}"
-            fields[1] = str(self.number)
+            fields[1] = str(self.number + 1)
+            fields[8] = fields[9] = "0"
             self._idle, self._repeats = (",".join(fields), time), 0

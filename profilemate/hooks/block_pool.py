@@ -209,6 +209,8 @@ def _watch_rare_calls(
 
     def after_evict_blocks(cached: list[int], result: Any) -> None:
         if cached:
+            # A request may hold such a block, whose content its table no longer tells.
+            requests.hashes_on_finish = True
             _record_evicted(recorder, number, cached)
             settle()
 

@@ -17,13 +17,17 @@ first_bytes = itemgetter(slice(0, HASH_BYTES))
 
 
 class Requests:
-    """Numbers the live requests of one scheduler. ``index`` maps request id to number."""
+    """Numbers the live requests of one scheduler. ``index`` maps request id to number.
+
+    ``hashes_on_finish``: a request's block table does not tell its contents, so they are told
+    when it ends.
+    """
 
     def __init__(self, recorder: Recorder, key: bytes, hashes_on_finish: bool) -> None:
         self.index: dict[str, int] = {}
         self._recorder = recorder
         self._key = key
-        self._hashes_on_finish = hashes_on_finish
+        self.hashes_on_finish = hashes_on_finish
         self._next = 0
 
     def number(self, request: Any, now: int) -> int:
@@ -48,7 +52,7 @@ class Requests:
             "computed": request.num_computed_tokens,
         }
         blob = orjson.dumps(outcome) + b"\0"
-        if self._hashes_on_finish or reason == "abort":
+        if self.hashes_on_finish or reason == "abort":
             blob += b"".join(map(first_bytes, request.block_hashes))
         self._tell(Op.FINISH, number, blob, now)
 

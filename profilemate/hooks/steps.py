@@ -21,6 +21,10 @@ MAX_AWAITED = 64
 _LOOKUP_WORDS = 4
 
 
+Awaited = tuple[int, Any]
+"""A request that will have its first token with the step in flight: its number, and itself."""
+
+
 class Steps:
     """Writes one scheduler's step events. Holds the scheduler and its pools weakly."""
 
@@ -33,7 +37,9 @@ class Steps:
         self._recorder = recorder
         self._requests = requests
         self._prefills: dict[str, int] = {}
-        self._awaiting: dict[int, list[int]] = {}
+        self._awaiting: dict[int, list[Awaited]] = {}
+        self._arriving: list[Awaited] = []
+        self._arrived_ns = 0
         self._idle_signature: tuple[Any, ...] | None = None
         self._repeat_told_ns = 0
         self._inside = False
@@ -79,17 +85,25 @@ class Steps:
     def updating(self, output: Any, now: int) -> None:
         """The results of a step came in and are about to be processed."""
         self._inside = True
-        first = self._awaiting.pop(id(output), None)
-        if first:
-            self._recorder.times.append(now)
-            self._recorder.words.append(head(Op.FIRST_TOKEN, len(first)))
-            self._recorder.words.extend(first)
+        self._arriving = self._awaiting.pop(id(output), [])
+        self._arrived_ns = now
 
     def updated(self) -> None:
         """The results of a step have been processed."""
         self._inside = False
+        if self._arriving:
+            self._tell_first_tokens()
         if self._recorder.times:
             self._write_update()
+
+    def _tell_first_tokens(self) -> None:
+        # vLLM drops the token of a request that was aborted or preempted in the meantime.
+        first = [number for number, request in self._arriving if request.num_output_tokens]
+        self._arriving = []
+        if first:
+            self._recorder.times.append(self._arrived_ns)
+            self._recorder.words.append(head(Op.FIRST_TOKEN, len(first)))
+            self._recorder.words.extend(first)
 
     def _write_update(self) -> None:
         scheduler, recorder = self._scheduler(), self._recorder
@@ -124,7 +138,7 @@ class Steps:
         """Tell whose the step's new blocks are; returns the tokens that computed prompts."""
         words, index = self._recorder.words, self._requests.index
         scheduled = output.num_scheduled_tokens
-        first: list[int] = []
+        first: list[Awaited] = []
         prefill_tokens = self._continue_prefills(scheduled, first) if self._prefills else 0
         for data in output.scheduled_new_reqs:
             prefill_tokens += self._admit(
@@ -158,7 +172,7 @@ class Steps:
         computed: int,
         groups: Any,
         scheduled: dict[str, int],
-        first: list[int],
+        first: list[Awaited],
     ) -> int:
         words, number = self._recorder.words, self._requests.index[request_id]
         words.extend((head(Op.ADMIT), number, computed))
@@ -169,21 +183,22 @@ class Steps:
         self._prefills[request_id] = request.num_tokens - computed
         return self._advance_prefill(request_id, scheduled[request_id], first)
 
-    def _continue_prefills(self, scheduled: dict[str, int], first: list[int]) -> int:
+    def _continue_prefills(self, scheduled: dict[str, int], first: list[Awaited]) -> int:
         return sum(
             self._advance_prefill(request_id, scheduled[request_id], first)
             for request_id in list(self._prefills)
             if request_id in scheduled
         )
 
-    def _advance_prefill(self, request_id: str, tokens: int, first: list[int]) -> int:
+    def _advance_prefill(self, request_id: str, tokens: int, first: list[Awaited]) -> int:
         left = self._prefills[request_id]
         if tokens < left:
             self._prefills[request_id] = left - tokens
             return tokens
         del self._prefills[request_id]
-        if self._scheduler().requests[request_id].sampling_params is not None:
-            first.append(self._requests.index[request_id])
+        request = self._scheduler().requests[request_id]
+        if request.sampling_params is not None:
+            first.append((self._requests.index[request_id], request))
         return left
 
 

@@ -41,12 +41,10 @@ def test_missing_tables_are_empty_and_have_their_columns(session: SessionBuilder
     opened = open_session(session.folder)
     for table in TABLES.values():
         assert not opened.has(table.name)
-        if table.is_csv:
-            frame = opened.scan(table.name)
-            assert frame.collect_schema() == pl.Schema(dict(table.columns))
-            assert frame.collect().is_empty()
-        else:
-            assert list(opened.batches(table.name, list(table.columns))) == []
+        frame = opened.scan(table.name)
+        assert frame.collect_schema() == pl.Schema(dict(table.columns))
+        assert frame.collect().is_empty()
+        assert list(opened.batches(table.name, list(table.columns))) == []
 
 
 def test_frames_are_lazy_and_typed(session: SessionBuilder) -> None:
@@ -54,6 +52,22 @@ def test_frames_are_lazy_and_typed(session: SessionBuilder) -> None:
     frame = open_session(session.folder).scan("kv_cache_usage")
     assert isinstance(frame, pl.LazyFrame)
     assert frame.select(pl.col("num_blocks").sum()).collect().item() == 30
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_lazy_frames_of_any_session_can_be_queried(session: SessionBuilder, complete: bool) -> None:
+    session.metadata(complete=complete)
+    session.usage((1, 10), (2, 20), (3, 30), (4, 40))
+    session.requests({"request_id": "a", "hash_ids": [7, 8]}, {"request_id": "b"})
+    opened = open_session(session.folder)
+    table = opened.scan("kv_cache_usage")
+    assert table.head(2).collect()["num_blocks"].to_list() == [10, 20]
+    late = table.filter(pl.col("timestamp_sec") > 1.5)
+    assert late.select("num_blocks").head(2).collect().rows() == [(20,), (30,)]
+    assert late.select(pl.len()).collect(engine="streaming").item() == 3
+    requests = opened.scan("requests")
+    assert requests.select("hash_ids").collect().rows() == [([7, 8],), ([],)]
+    assert opened.collect("requests", lambda rows: rows.select(pl.len())).item() == 2
 
 
 def test_columns_that_a_newer_version_appended_are_read_over(session: SessionBuilder) -> None:
@@ -176,7 +190,7 @@ class TestMalformed:
             ("\n" + GOOD_ROW, 3, "0 fields instead of 10"),
             (GOOD_ROW * 2 + '1.5,"10,10,100,0,90,1,0,0,0\n', 5, "not CSV"),
             (GOOD_ROW + "1.5,10.00,10,100,0,9", 4, "6 fields instead of 10"),
-            ("\0\0\0\0\n", 3, "fields instead of 10"),
+            ("\0\0\0\0\n", 3, "not text (a NUL byte)"),
         ],
     )
     def test_a_bad_row_is_named(

@@ -109,6 +109,27 @@ def test_a_request_whose_adapter_has_no_slot_is_not_even_looked_up(bench: Bench)
     assert tables.requests()["b"]["queue_sec"] == 0.04
 
 
+def test_requests_that_wait_for_a_place_are_not_looked_up(bench: Bench) -> None:
+    """max_num_seqs 2: of 40 blocks six are held at most, and still c waits for a's end in step 3
+    and d for b's in step 4. Each is looked up once, when it has its place."""
+    engine = bench.engine(40, max_num_seqs=2)
+    lengths = {"a": 3, "b": 4, "c": 2, "d": 1}
+    engine.run(
+        *(
+            bench.request(name, tokens(number, 32), length)
+            for number, (name, length) in enumerate(lengths.items())
+        )
+    )
+    tables = engine.end()
+
+    assert tables.lookups() == [(name, 32, 0, "first", 1, 1) for name in "abcd"]
+    waiting = tables.steps("running_reqs", "waiting_reqs")
+    assert waiting == [(2, 2), (2, 2), (2, 2), (2, 1), (2, 0)]
+    queued = {name: row["queue_sec"] for name, row in tables.requests().items()}
+    assert queued == {"a": 0.01, "b": 0.01, "c": 0.04, "d": 0.05}
+    assert max(row[0] for row in tables.usage()) == 15.0
+
+
 def test_the_watermark_keeps_a_request_waiting_though_it_would_fit(bench: Bench) -> None:
     """100 blocks and a watermark of 10 % keep 10 blocks free for those that run: a holds 50 of 99
     usable blocks, so a request of 40 blocks would leave 9 and waits, one of 39 would not."""

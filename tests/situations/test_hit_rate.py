@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import analysis
-from tests.situations.bench import BLOCK, Bench, PrefixCounts
+from tests.situations.bench import BLOCK, Bench, Engine, PrefixCounts
 from tests.support.scheduler import tokens
 
 
@@ -259,3 +260,66 @@ def test_a_request_that_must_not_read_the_cache_stays_that_while_it_waits(bench:
         ("b", 80, 0, "skipped", 1, 1),
     ]
     assert engine.vllm_counts == PrefixCounts(requests=1, queries=64, hits=0)
+
+
+def test_a_pooling_request_that_needs_every_token_is_no_miss_and_has_no_first_token(
+    bench: Bench,
+) -> None:
+    """Embeddings of every token: 64 tokens are computed though they are cached. Where the last
+    one is enough, the cache is read: 48 tokens are found. Neither answers with a token."""
+    engine = bench.engine(20)
+    prompt = tokens(1, 64)
+    engine.run(bench.request("a", prompt, 1))
+    for name, every_token in (("every", True), ("last", False)):
+        engine.add(pooling_request(name, prompt, every_token))
+        embed(engine)
+    tables = engine.end()
+
+    assert tables.lookups() == [
+        ("a", 64, 0, "first", 1, 1),
+        ("every", 64, 0, "skipped", 1, 1),
+        ("last", 64, 48, "first", 1, 1),
+    ]
+    assert tables.steps("prefill_tokens", "decode_tokens") == [(64, 0), (64, 0), (16, 0)]
+    for name in ("every", "last"):
+        row = tables.requests()[name]
+        assert (row["output_length"], row["first_token_sec"]) == (0, None)
+        assert (row["finish_reason"], row["num_blocks"]) == ("stop", 4)
+
+
+def pooling_request(name: str, prompt: list[int], every_token: bool) -> Any:
+    """A request for embeddings."""
+    from vllm.pooling_params import PoolingParams
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+    from vllm.v1.request import Request
+
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling_params=None,
+        pooling_params=PoolingParams(
+            task="token_embed" if every_token else "embed", skip_reading_prefix_cache=every_token
+        ),
+        block_hasher=get_request_block_hasher(BLOCK, get_hash_fn_by_name("sha256")),
+    )
+
+
+def embed(engine: Engine) -> None:
+    """A step of one request whose result is an embedding."""
+    import torch
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    output = engine.schedule()
+    (name,) = output.num_scheduled_tokens
+    engine.update(
+        output,
+        ModelRunnerOutput(
+            req_ids=[name],
+            req_id_to_index={name: 0},
+            sampled_token_ids=[],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[torch.zeros(1)],
+        ),
+    )

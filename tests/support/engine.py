@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from demo.server import Server, serve
 from demo.tiny_model import write_model as write_demo_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-APPS = ROOT / "tests" / "engine" / "apps"
+APP = ROOT / "tests" / "engine" / "apps" / "offline.py"
 VLLM = Path(sys.executable).with_name("vllm")
 
 BLOCK_SIZE = 32
@@ -117,34 +119,96 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def environment(caches: Path, sessions: Path | None = None, **more: str) -> dict[str, str]:
-    """The variables of a user's shell, without a network.
+class Lab:
+    """A folder with the model, in which engines run; sessions of each go to a folder of its own.
 
-    With ``sessions``, profilemate is on PYTHONPATH and puts its sessions there.
+    ``environment`` is a user's shell without a network.
     """
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("VLLM_") and name != "PYTHONPATH"
-    }
-    profiling = {}
-    if sessions is not None:
-        profiling = {"PYTHONPATH": str(ROOT), "VLLM_PROFILING_DIR": str(sessions)}
-    return {
-        **inherited,
-        "PATH": os.pathsep.join([str(VLLM.parent), os.environ.get("PATH", os.defpath)]),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(caches / "huggingface"),
-        "VLLM_CACHE_ROOT": str(caches / "vllm"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        # One thread computes such a model fastest, and always in the same order.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-        **profiling,
-        **more,
-    }
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = write_model(folder / "model")
+
+    def sessions(self, name: str) -> Path:
+        """Where the run of this name puts its sessions."""
+        return self.folder / name / "sessions"
+
+    def environment(
+        self, name: str, *, profiled: bool = True, **variables: str
+    ) -> dict[str, str]:
+        """The variables for the run of this name; with ``profiled``, PYTHONPATH has us."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("VLLM_") and name != "PYTHONPATH"
+        }
+        if profiled:
+            inherited |= {
+                "PYTHONPATH": str(ROOT),
+                "VLLM_PROFILING_DIR": str(self.sessions(name)),
+            }
+        return {
+            **inherited,
+            "PATH": os.pathsep.join([str(VLLM.parent), os.environ.get("PATH", os.defpath)]),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(self.folder / "caches" / "huggingface"),
+            "VLLM_CACHE_ROOT": str(self.folder / "caches" / "vllm"),
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            # One thread computes such a model fastest, and always in the same order.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            **variables,
+        }
+
+    @contextmanager
+    def application(self, name: str, *options: str, **variables: Any) -> Iterator[Application]:
+        """Start tests/engine/apps/offline.py; all its processes are gone after the block."""
+        folder = self.folder / name
+        folder.mkdir()
+        command = [sys.executable, str(APP), str(self.model), str(folder / "result.json"), *options]
+        with (folder / "log").open("wb") as out:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=self.environment(name, **variables),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        try:
+            yield Application(process, folder / "log", folder / "result.json", self.sessions(name))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    @contextmanager
+    def server(self, name: str, *options: str, **variables: Any) -> Iterator[Server]:
+        """Start ``vllm serve``; all its processes are gone after the block."""
+        (self.folder / name).mkdir()
+        engine = [str(self.model), f"--served-model-name={SERVED_NAME}", *ENGINE_OPTIONS]
+        environ = self.environment(name, **variables)
+        with serve(VLLM, [*engine, *options], environ, self.folder / name / "log") as server:
+            yield server
+
+    def vllm(self, name: str, *arguments: str) -> str:
+        """Run a ``vllm`` command that ends by itself; returns what it said."""
+        done = subprocess.run(
+            [str(VLLM), *arguments],
+            env=self.environment(name),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=START_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
+        return done.stdout
 
 
 @dataclass(frozen=True)
@@ -152,15 +216,18 @@ class Application:
     """A run of tests/engine/apps/offline.py."""
 
     process: subprocess.Popen[bytes]
-    log: Path
+    log_file: Path
     result_file: Path
+    sessions: Path
 
     def wait(self) -> int:
-        """Wait for its end; returns the exit status."""
+        """Wait for its end and that of what it leaves behind; returns the exit status."""
         try:
-            return self.process.wait(START_SECONDS)
+            status = self.process.wait(START_SECONDS)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"no end in {START_SECONDS} s:\n{self.text()[-3000:]}") from None
+            raise AssertionError(f"no end in {START_SECONDS} s:\n{self.log[-3000:]}") from None
+        wait_until_settled(self.sessions)
+        return status
 
     def wait_for_result(self) -> None:
         """Wait until it has written its result."""
@@ -169,63 +236,23 @@ class Application:
             lambda: self.result_file.exists() or self.process.poll() is not None,
             START_SECONDS,
         )
-        assert self.result_file.exists(), self.text()[-3000:]
 
     @property
     def result(self) -> dict[str, Any]:
-        assert self.result_file.exists(), self.text()[-3000:]
-        return json.loads(self.result_file.read_text())
+        """What was generated, and what was counted."""
+        assert self.result_file.exists(), self.log[-3000:]
+        result: dict[str, Any] = json.loads(self.result_file.read_text())
+        return result
 
-    def text(self) -> str:
+    @property
+    def log(self) -> str:
         """What it wrote to stdout and stderr."""
-        return self.log.read_text(errors="replace")
+        return self.log_file.read_text(errors="replace")
 
-
-@contextmanager
-def application(
-    model: Path, folder: Path, name: str, environ: dict[str, str], *options: str
-) -> Iterator[Application]:
-    """Start the application; however the block is left, all its processes are gone after it."""
-    result, log = folder / f"{name}.json", folder / f"{name}.log"
-    command = [sys.executable, str(APPS / "offline.py"), str(model), str(result), *options]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-    try:
-        yield Application(process, log, result)
-    finally:
-        end_group(process)
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a group, and the group."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def run_vllm(environ: dict[str, str], *arguments: str) -> str:
-    """Run a ``vllm`` command that ends by itself; returns what it said."""
-    done = subprocess.run(
-        [str(VLLM), *arguments],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=START_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    return done.stdout
+    @property
+    def session(self) -> Path:
+        """Its one session."""
+        return only_session(self.sessions)
 
 
 def bench_options(model: Path, port: int, *, prompts: int) -> list[str]:
@@ -445,3 +472,38 @@ def children(pid: int) -> dict[int, str]:
                 if int(parent) == pid:
                     found[int(process.name)] = os.fsdecode((process / "cmdline").read_bytes())
     return found
+
+
+def assert_sound(session: Path, ranks: Sequence[int] = (0,)) -> None:
+    """A session that ended well has everything, and its numbers agree with each other."""
+    known = metadata(session)
+    assert known["complete"]
+    assert known["dropped_events"] == 0
+    assert [process["rank"] for process in known["processes"]] == list(ranks)
+    for process in known["processes"]:
+        assert process["hooks_missing"] == process["hooks_failed"] == {}
+        assert process["problem"] is None
+        # The free blocks that the pool counted, against those that the events lead to.
+        assert process["mismatches"] == 0
+    assert not (session / "journal").exists()
+    usage = rows(session, "kv_cache_usage")
+    for row in usage:
+        held, cached, free = (
+            int(row[f"{state}_blocks"]) for state in ("num", "cached", "free")
+        )
+        assert held + cached + free == int(row["total_blocks"]) == TOTAL_BLOCKS
+        assert float(row["usage_pct"]) == pytest.approx(100 * held / TOTAL_BLOCKS, abs=0.006)
+    for rank in ranks:
+        last = [row for row in usage if row["engine"] == str(rank)][-1]
+        assert (last["usage_pct"], last["num_blocks"], last["running_reqs"]) == ("0.00", "0", "0")
+
+
+def assert_answered(session: Path, result: dict[str, Any]) -> None:
+    """requests.jsonl has every answer of the application: its length and how it ended."""
+    answers = [*result["identical"], *result["mixed"]]
+    recorded = {int(row["request_id"].partition("-")[0]): row for row in requests(session)}
+    assert sorted(recorded) == list(range(len(answers)))
+    for number, (generated, reason) in enumerate(answers):
+        row = recorded[number]
+        assert (row["output_length"], row["finish_reason"]) == (len(generated), reason)
+        assert 0 < row["timestamp"] / 1000 < row["first_token_sec"] <= row["finish_sec"]

@@ -114,6 +114,8 @@ class Life:
     reason: str = ""
     output: int = 0
     computed: int = 0
+    computed_before: int = 0
+    """The most tokens it had computed when it was preempted, which threw them away."""
     blocks: int = 0
     hashes: list[bytes] = field(default_factory=list)
 
@@ -552,7 +554,9 @@ class Oracle:
         self, original: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any
     ) -> Any:
         self._preempted += 1
-        self.lives[request.request_id].preemptions += 1
+        life = self.lives[request.request_id]
+        life.preemptions += 1
+        life.computed_before = max(life.computed_before, request.num_computed_tokens)
         return original(scheduler, request, *args, **kwargs)
 
     def _free_request(

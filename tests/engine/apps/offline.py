@@ -120,7 +120,9 @@ def main() -> int:
         "mixed": mixed,
         "counts": counts.result() if counts else None,
     }
-    options.result.write_text(json.dumps(result))
+    scratch = options.result.with_suffix(".part")
+    scratch.write_text(json.dumps(result))
+    scratch.rename(options.result)
     if options.endless:
         generate_endlessly(llm)
     return STATUS

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a table piece by piece, and only up to its last finished line while it is written.
+
+Polars can scan a CSV file by itself, but not up to a byte: it would stumble over the line that is
+being written, and see some rows in one pass and more in the next.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from analysis.errors import SessionError
+from analysis.tables import Table
+
+_CHUNK = 16 << 20
+_LINE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What of a file is read: its rows from byte ``begin`` to ``end``. ``width``: columns that a
+    CSV's header names."""
+
+    begin: int
+    end: int
+    width: int
+
+
+def extent(path: Path, table: Table, *, whole: bool) -> Extent:
+    """Where the table's rows are; nowhere if there is no file or no row.
+
+    Args:
+        path: the file.
+        table: what should be in it.
+        whole: nothing more will be written, so the last line counts even without its line end.
+
+    Raises:
+        SessionError: the header is not the table's.
+        OSError: the file cannot be read.
+
+    """
+    try:
+        with open(path, "rb") as file:
+            end = os.fstat(file.fileno()).st_size if whole else _last_line_end(file)
+            header = file.readline(_LINE) if table.is_csv else b""
+    except FileNotFoundError:
+        return Extent(0, 0, 0)
+    if len(header) > end or not end:
+        return Extent(0, 0, 0)
+    return Extent(len(header), end, _width(header, path, table) if table.is_csv else 0)
+
+
+def frames(
+    path: Path, table: Table, part: Extent, columns: Sequence[str]
+) -> Iterator[pl.DataFrame]:
+    """These columns of the rows, in the file's order and in pieces of some megabytes.
+
+    Raises:
+        PolarsError: a line is malformed.
+        OSError: the file cannot be read.
+
+    """
+    if part.begin == part.end:
+        return
+    schema = csv_schema(table, part)
+    for lines in _chunks(path, part):
+        if table.is_csv:
+            rows = pl.scan_csv(io.BytesIO(lines), has_header=False, schema=schema)
+            yield rows.select(columns).collect()
+        elif lines.strip():
+            wanted = {column: table.columns[column] for column in columns}
+            yield pl.read_ndjson(io.BytesIO(lines), schema=wanted)
+
+
+def csv_schema(table: Table, part: Extent) -> dict[str, type[pl.DataType] | pl.DataType]:
+    """The types of the file's columns, appended ones that this version does not know included."""
+    appended = range(len(table.columns), part.width)
+    return {**table.columns, **{f"appended_{number}": pl.String for number in appended}}
+
+
+def last_line(path: Path) -> bytes:
+    """The last finished line of a file; empty where there is none."""
+    with open(path, "rb") as file:
+        end = _last_line_end(file)
+        file.seek(max(0, end - _LINE))
+        return file.read(min(end, _LINE)).rstrip(b"\n").rpartition(b"\n")[2]
+
+
+def _last_line_end(file: io.BufferedReader) -> int:
+    """The byte after the last line end, and the file back at its beginning."""
+    position = os.fstat(file.fileno()).st_size
+    while position:
+        begin = max(0, position - _LINE)
+        file.seek(begin)
+        found = file.read(position - begin).rfind(b"\n")
+        if found >= 0:
+            position = begin + found + 1
+            break
+        position = begin
+    file.seek(0)
+    return position
+
+
+def _chunks(path: Path, part: Extent) -> Iterator[bytes]:
+    """The rows in pieces of whole lines."""
+    with open(path, "rb") as file:
+        file.seek(part.begin)
+        left = part.end - part.begin
+        rest = b""
+        while left > 0 and (chunk := file.read(min(left, _CHUNK))):
+            left -= len(chunk)
+            lines, line_end, after = chunk.rpartition(b"\n")
+            if line_end:
+                yield b"".join((rest, lines, line_end))
+                rest = after
+            else:
+                rest += after
+        if rest:
+            yield rest
+
+
+def _width(header: bytes, path: Path, table: Table) -> int:
+    names = next(csv.reader([header.decode(errors="replace").rstrip("\r\n")]), [])
+    for number, column in enumerate(table.columns):
+        if number >= len(names) or names[number] != column:
+            found = ascii(names[number]) if number < len(names) else "nothing"
+            raise SessionError(
+                f"{path}, line 1: {found} where column {number + 1} is {column!r}; "
+                "it is not a table of this format"
+            )
+    return len(names)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm serve`` under load: the tables against vLLM's own metrics and what its client saw."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from demo.server import Server
+
+from tests.support import engine
+from tests.support.engine import Answer, Lab, answer
+from tests.support.scheduler import tokens
+
+pytestmark = pytest.mark.engine
+
+BENCH_PROMPTS = 40
+BENCH_INPUT = 128 + 200
+BENCH_OUTPUT = 40
+
+
+@dataclass(frozen=True)
+class Served:
+    """What was seen from outside of a server that has ended."""
+
+    session: Path
+    log: str
+    rows_while_running: int
+    """Rows of requests.jsonl once the first answer's had appeared, with the server running."""
+    usage_gauge: set[float]
+    """Values of vLLM's gauge while it was under load, as a percentage with two decimals."""
+    metrics: str
+    """vLLM's metrics when all was done."""
+    bench_log: str
+
+
+@pytest.fixture(scope="module")
+def served(servers: tuple[Server, Server], lab: Lab) -> Served:
+    server, other = servers
+    port = server.port
+    (session,) = (
+        session
+        for session in engine.sessions(lab.sessions("servers"))
+        if str(port) in engine.metadata(session)["argv"]
+    )
+    answer(port, tokens(1, 100), 20)
+    engine.wait_for(
+        "the row of a finished request",
+        lambda: engine.requests(session),
+        engine.on_this_machine(engine.SETTLED_SECONDS),
+    )
+    rows_while_running = len(engine.requests(session))
+    left = Answer(port, tokens(2, 100), 1500).read(5)
+    left.close()
+    bench_log, usage_gauge = load(lab, port)
+    metrics = engine.get(port, "/metrics")
+    server.stop()
+    engine.wait_for(
+        "the session to be complete and its collector to be gone",
+        lambda: engine.metadata(session)["complete"] and not engine.processes_about(session),
+        engine.on_this_machine(engine.SETTLED_SECONDS),
+    )
+    log = server.log.read_text(errors="replace")
+    return Served(session, log, rows_while_running, usage_gauge, metrics, bench_log)
+
+
+def load(lab: Lab, port: int) -> tuple[str, set[float]]:
+    """Run ``vllm bench serve``, and watch vLLM's gauge of the KV cache's usage meanwhile."""
+    gauge: set[float] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            page = engine.get(port, "/metrics")
+            gauge.add(round(100 * engine.metric(page, "vllm:kv_cache_usage_perc"), 2))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        options = engine.bench_options(lab.model, port, prompts=BENCH_PROMPTS)
+        return lab.vllm("bench", *options), gauge
+    finally:
+        done.set()
+        watcher.join()
+
+
+def test_two_servers_have_a_session_each(servers: tuple[Server, Server], lab: Lab) -> None:
+    names = [session.name for session in engine.sessions(lab.sessions("servers"))]
+    assert len(names) == 2
+    for server in servers:
+        assert sum(f"_{server.process.pid}_" in name for name in names) == 1
+
+
+def test_the_session_is_sound(served: Served) -> None:
+    engine.assert_sound(served.session)
+
+
+def test_rows_appear_while_the_server_runs(served: Served) -> None:
+    assert served.rows_while_running == 1
+
+
+def test_the_bench_is_in_the_tables(served: Served) -> None:
+    lengths = Counter(
+        (row["input_length"], row["output_length"], row["finish_reason"])
+        for row in engine.requests(served.session)
+    )
+    assert lengths[(BENCH_INPUT, BENCH_OUTPUT, "length")] >= BENCH_PROMPTS
+    assert engine.rows(served.session, "kv_cache_evictions"), "the load must overflow the pool"
+
+
+def test_hits_are_those_that_vllm_counts(served: Served) -> None:
+    lookups = [
+        row
+        for row in engine.rows(served.session, "prefix_cache_lookups")
+        if row["admitted"] == "1" and row["kind"] in ("first", "retry")
+    ]
+    queries, hits = (
+        engine.metric(served.metrics, f"vllm:prefix_cache_{name}_total")
+        for name in ("queries", "hits")
+    )
+    assert engine.total(lookups, "query_tokens") == queries
+    assert engine.total(lookups, "hit_tokens") == hits > 0
+    assert sum(row["hit_tokens"] for row in engine.requests(served.session)) == hits
+
+
+def test_requests_are_those_that_vllm_counts(served: Served) -> None:
+    answered = engine.requests(served.session)
+    reasons = Counter(row["finish_reason"] for row in answered)
+    assert reasons["abort"] == 1, "the client that left"
+    for reason in ("length", "stop", "error"):
+        counted = engine.metric(
+            served.metrics, "vllm:request_success_total", finished_reason=reason
+        )
+        assert reasons[reason] == counted
+    steps = engine.rows(served.session, "scheduler_steps")
+    assert engine.total(steps, "preempted_reqs") == engine.metric(
+        served.metrics, "vllm:num_preemptions_total"
+    )
+    assert engine.total(steps, "finished_reqs") == len(answered)
+
+
+def test_an_aborted_request_tells_how_far_it_came(served: Served) -> None:
+    (aborted,) = (
+        row for row in engine.requests(served.session) if row["finish_reason"] == "abort"
+    )
+    assert aborted["input_length"] == 100
+    assert 5 <= aborted["output_length"] < 1500
+    assert aborted["computed_tokens"] >= 100 + 4
+
+
+def test_usage_is_what_vllms_gauge_shows(served: Served) -> None:
+    recorded = {float(row["usage_pct"]) for row in engine.rows(served.session, "kv_cache_usage")}
+    assert len(served.usage_gauge) > 3, "the gauge was hardly seen to move"
+    assert served.usage_gauge <= recorded | {0.0}
+    assert engine.metric(served.metrics, "vllm:kv_cache_usage_perc") == 0
+
+
+def test_vllm_knows_our_variables(served: Served) -> None:
+    # It would not have started; it says so of others, as test_several_processes shows.
+    assert "Unknown vLLM environment variable" not in served.log
+
+
+def test_clients_leave_nothing(served: Served, lab: Lab) -> None:
+    assert "profilemate" not in served.bench_log
+    assert not lab.sessions("bench").exists()
+    assert "profilemate" not in lab.vllm("help", "--help")
+    assert not lab.sessions("help").exists()

@@ -135,9 +135,8 @@ def _merged(levels: list[pl.DataFrame]) -> pl.DataFrame:
 
 def _highest(rows: pl.DataFrame) -> pl.DataFrame:
     """The first row of each pool's highest usage."""
-    top = pl.col("usage_pct").arg_max()
-    others = pl.exclude(*_POOL).get(top)
-    return rows.group_by(_POOL, maintain_order=True).agg(others).select(rows.columns)
+    highest = pl.col("usage_pct") == pl.col("usage_pct").max().over(_POOL)
+    return rows.filter(highest).unique(_POOL, keep="first", maintain_order=True)
 
 
 def _usage(levels: pl.DataFrame, peaks: pl.DataFrame, last: pl.DataFrame) -> Usage:

@@ -65,6 +65,7 @@ class Engine:
         self._frame = 0
         self._step = 0
         self._looking_up: Request | None = None
+        self._sources: dict[tuple[int, int], int] = {}
         self._asked: list[Request] = []
         self._looked_up: list[Request] = []
         self._admitted: list[Request] = []
@@ -86,6 +87,9 @@ class Engine:
             if event.op in (Op.STEP, Op.REPEAT)
         )
         self._looking_up = None
+        self._sources = {
+            (event.pool, event.args[1]): event.args[0] for event in events if event.op == Op.MOVE
+        }
         for position, event in enumerate(events):
             if event.time:
                 self.last_ns = event.until
@@ -137,13 +141,24 @@ class Engine:
             self._lookups.allocated(asking)
             asking.admitted = asking.admitted or event.time
         pool = self._pools[event.pool]
-        holders = [(self._cell(number), max(0, group)) for number, group in owners]
+        holders = [
+            self._holder(event.pool, block, owner)
+            for block, owner in zip(event.ids, owners, strict=True)
+        ]
         evictions = pool.allocate(event.ids, holders, event.time)
         cell, group = holders[0] if holders else ("", 0)
         for eviction in evictions:
             self._write_eviction(eviction, "reallocated", cell, event.pool)
         self._totals.allocated += event.count
         self._write_move(event, "allocate", event.count, cell, len(evictions), group)
+
+    def _holder(self, number: int, block: int, owner: Owner) -> tuple[str, int]:
+        """Cell of the request that a block was handed out for, and the group."""
+        pool, source = self._pools[number], self._sources.get((number, block))
+        if owner == NOBODY and source is not None:
+            # The cache's own copy of a block that its request goes on writing.
+            return pool.owner(source), pool.groups[source]
+        return self._cell(owner[0]), max(0, owner[1])
 
     def _reuse(self, event: Event) -> None:
         cell = self._looking_up.cell if self._looking_up is not None else ""
@@ -216,7 +231,7 @@ class Engine:
 
     def _finish(self, event: Event) -> None:
         request = self._requests[event.args[0]]
-        finish = parse_finish(event.blob, event.time)
+        finish = parse_finish(request, event.blob, event.time)
         request.prompt_tokens = finish.prompt_tokens
         self._lookups.ended(request)
         self._steps.finished += 1

@@ -73,15 +73,16 @@ def parse_request(number: int, blob: bytes, time: int) -> Request:
     )
 
 
-def parse_finish(blob: bytes, time: int) -> Finish:
-    """What a FINISH event says."""
+def parse_finish(request: Request, blob: bytes, time: int) -> Finish:
+    """What a FINISH event says of this request."""
     text, _, hashes = blob.partition(b"\0")
     outcome = json.loads(text)
     return Finish(
         reason=outcome["reason"],
         prompt_tokens=outcome["prompt"],
         output_tokens=outcome["output"],
-        computed_tokens=outcome["computed"],
+        # vLLM counts from 0 again after a preemption.
+        computed_tokens=max(outcome["computed"], request.preempted_tokens),
         hashes=_numbers(hashes, HASH_BYTES),
         time=time,
     )
@@ -138,6 +139,6 @@ def row(
         "lora": request.lora,
         "tenant": request.tenant,
         "priority": request.priority,
-        "computed_tokens": max(finish.computed_tokens, request.preempted_tokens),
+        "computed_tokens": finish.computed_tokens,
     }
     return json.dumps(fields, separators=(",", ":"))

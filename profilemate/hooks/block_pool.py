@@ -232,11 +232,15 @@ def _watch_rare_calls(
 
     _around_iterable(pool, recorder, "unpin_blocks", after_unpin)
 
-    def before_partial(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return dict(zip(_PARTIAL, args, strict=False)) | kwargs
+    def before_partial(*args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
+        given = dict(zip(_PARTIAL, args, strict=False)) | kwargs
+        return given, given["block"].block_hash
 
-    def after_partial(given: dict[str, Any], block_hash: Any) -> None:
-        if block_hash is not None:
+    def after_partial(kept: tuple[dict[str, Any], Any], _: Any) -> None:
+        given, before = kept
+        block_hash = given["block"].block_hash
+        # A second entry for a block that has one makes nothing reusable that was not.
+        if block_hash not in (None, before):
             tokens = given["num_tokens"]
             recorder.times.append(now())
             recorder.words.extend(

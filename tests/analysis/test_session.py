@@ -151,7 +151,7 @@ class TestMetadata:
         assert f"format_version is {version!r}" in error_of(session)
 
     def test_broken_json_is_named_with_its_line(self, session: SessionBuilder) -> None:
-        (session.folder / "metadata.json").write_text('{\n"format_version": 1,\n}')
+        (session.folder / "metadata.json").write_text('{\n"format_version": 1,\n"host" 2}')
         assert "metadata.json, line 3: not JSON" in error_of(session)
 
     def test_something_else_than_an_object(self, session: SessionBuilder) -> None:

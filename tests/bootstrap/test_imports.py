@@ -236,6 +236,35 @@ def test_hooks_run_outside_pythons_global_import_lock(vllm_user: User) -> None:
     assert vllm_user.output(code) == ["True"]
 
 
+def test_hooks_are_there_before_vllms_own_code(vllm_user: User) -> None:
+    """Older releases import all of themselves while their package loads."""
+    vllm_user.write("vllm/__init__", f"from {SCHEDULER} import attached")
+    assert vllm_user.output("import vllm; print(vllm.attached)") == ["1"]
+
+
+def test_hook_that_comes_while_another_thread_ends_the_import(vllm_user: User) -> None:
+    """At the worst moment: the thread has looked for a hook, and the module is still loading."""
+    vllm_user.write("vllm/part", "")
+    code = """
+        import sys
+        import vllm
+        finder = next(f for f in sys.meta_path if type(f).__name__ == "Finder")
+        finder.active = False  # as while vllm's package is loading
+
+        class Waiting(dict):
+            def pop(self, name, default=None):
+                found = super().pop(name, default)
+                if name == "vllm.part" and found is None:
+                    print(sys.modules[name].__spec__._initializing)
+                    finder.wait_for(name, lambda module: print("ran for", module.__name__))
+                return found
+
+        finder.waiting = Waiting(finder.waiting)
+        import vllm.part
+        """
+    assert vllm_user.output(code) == ["True", "ran for vllm.part"]
+
+
 def test_many_threads_import_at_once(vllm_user: User) -> None:
     """50 rounds of 8 threads that import what hooks wait for, each in another order.
 

@@ -50,6 +50,7 @@ def spellings(link: Path) -> dict[str, tuple[str, Path | None]]:
         "dot": (".", ROOT),
         "relative": (f"../{ROOT.name}", ROOT),
         "symlink": (str(link), None),
+        "both": (f"{ROOT}{os.pathsep}{link}", None),
     }
 
 

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from tests.kv.recording import Clock
 from tests.support.oracle import Oracle
-from tests.support.scheduler import RequestMaker, answer, build_scheduler, tokens
+from tests.support.scheduler import (
+    RequestMaker,
+    answer,
+    build_scheduler,
+    full_attention,
+    sliding_window,
+    tokens,
+)
 
 MODEL_LENGTH = 512
 
@@ -67,10 +74,16 @@ class Wait:
 
 @dataclass(frozen=True)
 class Setting:
-    """The scheduler and its pool."""
+    """The scheduler and its pool.
+
+    ``groups``: "full" is one group of full attention, "window" has one of sliding windows of
+    two and a half blocks beside it, "mamba" one of states that are kept at block ends, with
+    blocks four times as long as what is hashed (``block_size``).
+    """
 
     blocks: int
     block_size: int = 16
+    groups: str = "full"
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 64
     caching: bool = True
@@ -206,12 +219,22 @@ class Driver:
         self.scheduler.update_from_output(*self.in_flight.popleft())
 
 
-def scheduler_for(model: Path, setting: Setting, **arguments: Any) -> Any:
+def scheduler_for(model: Path, setting: Setting) -> Any:
     """The scheduler that the setting asks for."""
+    hashed = setting.block_size
+    block_size, specs, arguments = hashed, [full_attention(hashed)], {}
+    if setting.groups == "window":
+        specs.append(sliding_window(hashed, hashed * 5 // 2))
+    elif setting.groups == "mamba":
+        block_size = 4 * hashed
+        specs = [full_attention(block_size), mamba(block_size)]
+        arguments["mamba_cache_mode"] = "align"
     return build_scheduler(
         model,
         setting.blocks,
-        block_size=setting.block_size,
+        block_size=block_size,
+        hash_block_size=hashed,
+        specs=specs,
         max_num_seqs=setting.max_num_seqs,
         max_model_len=MODEL_LENGTH,
         max_num_batched_tokens=setting.max_num_batched_tokens,
@@ -219,4 +242,17 @@ def scheduler_for(model: Path, setting: Setting, **arguments: Any) -> Any:
         scheduling_policy=setting.policy,
         async_scheduling=setting.asynchronous,
         **arguments,
+    )
+
+
+def mamba(block_size: int) -> Any:
+    """The spec of a group of Mamba states, kept at block ends for prefix caching."""
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    return MambaSpec(
+        block_size=block_size,
+        shapes=((4, 4),),
+        dtypes=(torch.float32,),
+        mamba_cache_mode="align",
     )

@@ -255,14 +255,14 @@ class Application:
         return only_session(self.sessions)
 
 
-def bench_options(model: Path, port: int, *, prompts: int) -> list[str]:
-    """Load for a server: prompts in four families that share 128 tokens, and 40 tokens out."""
+def bench_options(model: Path, port: int, prompts: int, output: int) -> list[str]:
+    """Load for a server: prompts in four families that share about 128 tokens."""
     return [
         "bench", "serve", "--backend=openai", f"--model={SERVED_NAME}", f"--tokenizer={model}",
         "--host=127.0.0.1", f"--port={port}", "--disable-tqdm", "--seed=0", "--temperature=0",
         "--dataset-name=prefix_repetition", f"--num-prompts={prompts}", "--ignore-eos",
         "--prefix-repetition-num-prefixes=4", "--prefix-repetition-prefix-len=128",
-        "--prefix-repetition-suffix-len=200", "--prefix-repetition-output-len=40",
+        "--prefix-repetition-suffix-len=200", f"--prefix-repetition-output-len={output}",
         "--max-concurrency=12",
     ]  # fmt: skip
 
@@ -352,6 +352,14 @@ def only_session(base: Path) -> Path:
     return found[0]
 
 
+def session_of(server: Server, base: Path) -> Path:
+    """The server's session under this folder."""
+    (found,) = (
+        session for session in sessions(base) if f"_{server.process.pid}_" in session.name
+    )
+    return found
+
+
 def metadata(session: Path) -> dict[str, Any]:
     """metadata.json; empty where it is not there yet."""
     try:
@@ -427,6 +435,11 @@ def copy_journal(session: Path, folder: Path) -> Path:
     copy = folder / session.name
     shutil.copytree(session / "journal", copy / "journal")
     return copy
+
+
+def journal_size(session: Path) -> int:
+    """Bytes of all journals."""
+    return sum(path.stat().st_size for path in session.glob("journal/*.journal"))
 
 
 def tables(session: Path) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 FIRST, RETRY, RESUMED, SKIPPED = "first", "retry", "resumed", "skipped"
@@ -441,16 +441,20 @@ class Oracle:
             self._request = ""
 
     def _place_new_blocks(self, manager: Any, request_id: str) -> None:
-        """Which group of the request's the new blocks went to: its block tables say."""
-        for group, tables in enumerate(manager.coordinator.single_type_managers):
+        """Which group of the request's the new blocks went to: its block tables say.
+
+        A block in none of them is a copy that the cache keeps for itself.
+        """
+        for of, tables in enumerate(manager.coordinator.single_type_managers):
             pool = self._number(tables.block_pool)
             ids = {b.block_id for b in tables.req_to_blocks.get(request_id, ()) if not b.is_null}
-            for number, new, at in self._new:
+            for number, new, _ in self._new:
                 if number == pool and ids.intersection(new):
-                    move = self.moves[at]
-                    self.moves[at] = Move(**{**vars(move), "group": group})
                     for block_id in new:
-                        self._block(pool, block_id).group = group
+                        self._block(pool, block_id).group = of
+        for number, new, at in self._new:
+            group = self._block(number, new[0]).group
+            self.moves[at] = replace(self.moves[at], group=group)
         self._new = []
 
     def _free(self, original: Any, manager: Any, request: Any) -> Any:

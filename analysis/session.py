@@ -44,10 +44,6 @@ class Session:
     state: State
     note: str | None = field(default=None)
 
-    def has(self, table: str) -> bool:
-        """Whether the table is there at all."""
-        return self._path(TABLES[table]).exists()
-
     def scan(self, table: str) -> pl.LazyFrame:
         """A table, lazily, in the file's order; a missing one is empty.
 
@@ -80,8 +76,6 @@ class Session:
                 yield taken if predicate is None else taken.filter(predicate)
                 if rows is not None:
                     rows -= taken.height
-                    if not rows:
-                        return
 
         return register_io_source(read, schema=dict(known.columns))
 

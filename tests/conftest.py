@@ -25,9 +25,9 @@ def hooks_on() -> Iterator[None]:
         patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
         import vllm.v1.core.sched.scheduler as module
 
-    from profilemate.hooks import scheduler
+        from profilemate.hooks import scheduler
 
-    before = module.Scheduler.__init__
-    scheduler.attach(module)
-    yield
-    module.Scheduler.__init__ = before
+        before = module.Scheduler.__init__
+        scheduler.attach(module)
+        yield
+        module.Scheduler.__init__ = before

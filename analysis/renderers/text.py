@@ -234,7 +234,7 @@ def _prefix_cache(cache: PrefixCache, facts: Facts) -> Iterator[Line]:
 
 
 def _true_rate(true: TrueRate) -> Iterator[Line]:
-    tokens = f"{true.hit_tokens:,} of {true.query_tokens:,} were not computed again"
+    tokens = f"{true.hit_tokens:,} of {true.query_tokens:,} came from the cache"
     yield from _row("True hit rate", f"{_share(true.token_rate)} of tokens", tokens)
     requests = f"{true.requests_hit:,} of {true.requests:,} found some of their prompt"
     yield from _row("", f"{_share(true.request_rate)} of requests", requests)

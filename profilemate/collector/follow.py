@@ -49,8 +49,11 @@ class Follower:
         """Read what all producers wrote, up to a limit each; returns the bytes."""
         return sum(producer.read() for producer in self.ordered())
 
-    def replay(self, until: int | None = None) -> None:
-        """Replay the frames whose time is at most ``until``, in the order of their times."""
+    def replay(self, until: int | None = None) -> int | None:
+        """Replay the frames whose time is at most ``until``, in the order of their times.
+
+        Returns the time of the first one, None where there was none.
+        """
         due = []
         for producer in self.ordered():
             count = len(producer.frames)
@@ -62,8 +65,7 @@ class Follower:
         for _, name, payload in due:
             self.producers[name].replay(payload)
         self.tables.flush()
-        if until is not None and due:
-            self.lag_ns = max(self.lag_ns, time.monotonic_ns() - due[0][0])
+        return due[0][0] if due else None
 
     def write(self, *, ended: bool) -> None:
         """Write the rows, and what the session is."""
@@ -122,7 +124,9 @@ def follow(folder: Path) -> None:
         # Asked before reading: what a producer wrote before it went is read below.
         alive = follower.alive or not follower.producers
         read = follower.read()
-        follower.replay(time.monotonic_ns() - MERGE_NS)
+        first = follower.replay(time.monotonic_ns() - MERGE_NS)
+        if first is not None:
+            follower.lag_ns = max(follower.lag_ns, time.monotonic_ns() - first)
         if time.monotonic() >= next_metadata:
             follower.write(ended=False)
             next_metadata = time.monotonic() + METADATA_SEC

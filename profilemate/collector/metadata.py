@@ -75,7 +75,7 @@ def _metadata(
         "model": first.get("model"),
         "cache": first.get("cache"),
         "groups": first.get("groups"),
-        "parallel": first.get("parallel"),
+        "parallel": _parallel(engines),
         "scheduler": first.get("scheduler"),
         "cuda_graphs": None,
         "memory": None,
@@ -91,6 +91,15 @@ def _metadata(
             "rows_dropped": 0,
         },
     }
+
+
+def _parallel(engines: Sequence[Producer]) -> dict[str, Any] | None:
+    """The engines' parallelism. vLLM tells each rank of a dense model that it is the only one."""
+    stated = engines[0].header.get("parallel") if engines else None
+    if stated is None:
+        return None
+    ranks = max(int(producer.header["rank"]) for producer in engines) + 1
+    return {**stated, "data": max(ranks, stated.get("data") or 1)}
 
 
 def _process(producer: Producer, ended: bool) -> dict[str, Any]:

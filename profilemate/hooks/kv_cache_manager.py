@@ -86,9 +86,13 @@ def _watch_free(
     forget_prefill: Callable[[str], None],
 ) -> None:
     original, this = required_method(manager, "free"), reference(manager)
+    has_groups = getattr(manager, "num_kv_cache_groups", 1) > 1
 
     def free(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
+            if has_groups and request.status.name == "RUNNING":
+                # Blocks that it got in this very step are in no table that the step's end tells.
+                _tell_tables(this(), request.request_id, recorder, requests)
             context.request = _leaving(request, recorder, requests, forget_prefill) + 1
         except Exception as error:
             recorder.fail("free", error)
@@ -98,6 +102,13 @@ def _watch_free(
             context.request = 0
 
     recorder.on_stop(put(manager, "free", free))
+
+
+def _tell_tables(manager: Any, request_id: str, recorder: Recorder, requests: Requests) -> None:
+    number = requests.index[request_id]
+    for group, block_ids in enumerate(manager.get_block_ids(request_id)):
+        recorder.words.extend((head(Op.TABLE, len(block_ids)), number, group))
+        recorder.words.extend(block_ids)
 
 
 def _watch_park(

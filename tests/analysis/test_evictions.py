@@ -61,13 +61,13 @@ def test_without_an_eviction_there_is_no_lifetime(session: SessionBuilder) -> No
     assert summary.lifetimes.lifetime.mean_sec is None
 
 
-def test_many_evictions_are_the_same_in_batches(session: SessionBuilder) -> None:
-    count = 120_001
+@pytest.mark.usefixtures("small_pieces")
+def test_evictions_are_the_same_in_pieces(session: SessionBuilder) -> None:
+    count = 3001
     session.evictions(
         *(
             {
                 "lifetime_sec": (number * 7919) % count,
-                "idle_sec": 1,
                 "reuse_count": number % 3,
                 "origin": ("prompt", "output")[number % 2],
             }
@@ -76,12 +76,21 @@ def test_many_evictions_are_the_same_in_batches(session: SessionBuilder) -> None
     )
     summary = summary_of(session)
     assert summary.evictions.total.blocks == count
-    assert summary.evictions.total.never_reused == 40_001
-    assert summary.evictions.by_origin["output"].blocks == 60_000
-    # The lifetimes are 0, 1, … 120,000 in another order.
+    assert summary.evictions.total.never_reused == 1001
+    assert summary.evictions.by_origin["output"].blocks == 1500
+    # The lifetimes are 0, 1, … 3,000 in another order.
     lifetime = summary.lifetimes.lifetime
-    assert (lifetime.mean_sec, lifetime.p50_sec, lifetime.max_sec) == (60_000, 60_000, 120_000)
-    assert lifetime.p95_sec == pytest.approx(114_000)
+    assert (lifetime.mean_sec, lifetime.p50_sec, lifetime.max_sec) == (1500, 1500, 3000)
+    assert lifetime.p95_sec == pytest.approx(2850)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_requests_are_the_same_in_pieces(session: SessionBuilder) -> None:
+    session.requests(*({"input_length": number, "preemptions": 0} for number in range(1001)))
+    session.append("requests.jsonl", '{"input_length": 7, "preemptions": 2}')
+    requests = summary_of(session).requests
+    assert (requests.ended, requests.input_tokens) == (1002, 500_500 + 7)
+    assert (requests.preempted, requests.most_preemptions) == (1, 2)
 
 
 def test_allocations_are_counted_in_blocks_and_in_calls(session: SessionBuilder) -> None:

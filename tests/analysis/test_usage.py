@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -124,11 +123,16 @@ histories = times.flatmap(
 
 
 @settings(max_examples=60, deadline=None)
-@given(histories=st.lists(histories, min_size=1, max_size=3), end=st.integers(20, 25))
+@given(
+    histories=st.lists(histories, min_size=1, max_size=3),
+    end=st.integers(20, 25),
+    chunk=st.integers(1, 300),
+)
 def test_weighting_is_that_of_looking_every_second(
     tmp_path_factory: pytest.TempPathFactory,
     histories: list[tuple[list[int], list[int]]],
     end: int,
+    chunk: int,
 ) -> None:
     session = SessionBuilder(tmp_path_factory.mktemp("session"))
     session.metadata(ended_at=f"2026-01-31T12:00:{end}Z")
@@ -139,7 +143,9 @@ def test_weighting_is_that_of_looking_every_second(
     )
     for moment, engine, held in changes:
         session.usage((moment, held), engine=engine)
-    usage = usage_of(session)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("analysis.reading._CHUNK", chunk)
+        usage = usage_of(session)
     looks: list[int] = []
     for pool, (moments, blocks) in zip(usage.pools, histories, strict=True):
         state = dict(zip(moments, blocks, strict=True))
@@ -168,13 +174,19 @@ def assert_is_that_of_looks(usage: PoolUsage, looks: list[int]) -> None:
     assert usage.bands.under_40 == pytest.approx(sum(held < 40 for held in looks) / len(looks))
 
 
-def test_a_long_table_is_the_same_in_batches(session: SessionBuilder, tmp_path: Path) -> None:
-    # 200,000 rows, 1 ms apart, that go 0, 1, … 99 and again: more than one batch.
-    count = 200_000
-    session.usage(*((number / 1000, number % 100) for number in range(count)))
-    session.metadata(ended_at="2026-01-31T12:03:20Z")
-    usage = combined_of(session)
-    assert usage.observed_sec == count / 1000
-    assert usage.mean_pct == pytest.approx(49.5)
-    assert (usage.p50_pct, usage.p95_pct) == (49, 94)
-    assert usage.peak.timestamp_sec == 0.099
+@pytest.mark.usefixtures("small_pieces")
+def test_a_table_is_the_same_in_pieces(session: SessionBuilder) -> None:
+    # 5,000 rows of either engine, 1 ms apart, that go 0, 1, … 99 and again, or stay at 7.
+    count = 5000
+    for begin in range(0, count, 50):
+        numbers = range(begin, begin + 50)
+        session.usage(*((number / 1000, number % 100) for number in numbers))
+        session.usage(*((number / 1000, 7) for number in numbers), engine=1)
+    session.metadata(ended_at="2026-01-31T12:00:05Z")
+    first, second = usage_of(session).pools
+    assert (first.observed_sec, second.observed_sec) == (5, 5)
+    assert first.mean_pct == pytest.approx(49.5)
+    assert second.mean_pct == 7
+    assert (first.p50_pct, first.p95_pct) == (49, 94)
+    assert (first.peak.timestamp_sec, second.peak.timestamp_sec) == (0.099, 0)
+    assert (first.end.held_blocks, second.end.held_blocks) == (99, 7)

@@ -219,6 +219,23 @@ def test_beside_finders_of_other_kinds(vllm_user: User, place: int) -> None:
     assert vllm_user.output(code) == ["1 SourceFileLoader"]
 
 
+@pytest.mark.parametrize("place", [0, 1], ids=["before ours", "after ours"])
+def test_other_finders_are_asked_as_often_as_without_us(vllm_user: User, place: int) -> None:
+    code = f"""
+        import importlib, sys
+
+        class Counting:
+            asked = []
+            def find_spec(self, name, path=None, target=None):
+                self.asked.append(name)
+
+        sys.meta_path.insert({place}, Counting())
+        importlib.import_module({SCHEDULER!r})
+        print([Counting.asked.count(name) for name in ("vllm", "vllm.v1", {SCHEDULER!r})])
+        """
+    assert vllm_user.output(code) == ["[1, 1, 1]"]
+
+
 def test_hooks_run_outside_pythons_global_import_lock(vllm_user: User) -> None:
     """Else a thread that imports anything at all could never go on, and nor could we."""
     vllm_user.write(

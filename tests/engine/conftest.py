@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from demo.server import Server
 
+from demo.server import Server
 from tests.support.engine import START_SECONDS, Lab
 
 

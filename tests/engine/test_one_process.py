@@ -139,8 +139,9 @@ def test_seven_of_eight_identical_prompts_hit(session: Path) -> None:
     assert sum(map(bool, hit)) / 8 == 0.875
     assert sum(hit) / sum(asked) == pytest.approx(0.8477, abs=5e-5)
     # vLLM does not deduplicate: the first request's 32 blocks, and the last one of each other.
-    cached = [row for row in engine.rows(session, "kv_cache_allocations") if row["event"] == "cache"]
-    assert engine.total(cached[:8], "num_blocks") == 32 + 7
+    moves = engine.rows(session, "kv_cache_allocations")
+    cached = [row for row in moves if row["event"] == "cache"][:8]
+    assert engine.total(cached, "num_blocks") == 32 + 7
 
 
 def test_requests_are_those_answered(profiled: Application, session: Path) -> None:
@@ -187,5 +188,6 @@ def test_with_nowhere_to_write_it_says_so_once(
     assert generated(nowhere) == generated(bare)
     (line,) = more_lines(nowhere, than=bare)
     assert line.startswith("profilemate: off, cannot write to ")
-    assert line.endswith("file/sessions: Not a directory (set VLLM_PROFILING_DIR to a folder of yours)")
+    assert "file/sessions: Not a directory" in line
+    assert "VLLM_PROFILING_DIR" in line
     assert more_lines(bare, than=nowhere) == []

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from demo.server import Server
 
+from demo.server import Server
 from tests.support import engine
 from tests.support.engine import Answer, Lab, answer
 from tests.support.scheduler import tokens
@@ -96,6 +96,7 @@ def test_the_session_is_sound(served: Served) -> None:
 
 def test_rows_appear_while_the_server_runs(served: Served) -> None:
     assert served.rows_while_running == 1
+    assert engine.metadata(served.session)["cost"]["collector_lag_sec"] > 0
 
 
 def test_the_bench_is_in_the_tables(served: Served) -> None:
@@ -142,9 +143,7 @@ def test_requests_are_those_that_vllm_counts(served: Served) -> None:
 
 
 def test_an_aborted_request_tells_how_far_it_came(served: Served) -> None:
-    (aborted,) = (
-        row for row in engine.requests(served.session) if row["finish_reason"] == "abort"
-    )
+    (aborted,) = (row for row in engine.requests(served.session) if row["finish_reason"] == "abort")
     assert aborted["input_length"] == 100
     assert 5 <= aborted["output_length"] < 1500
     assert aborted["computed_tokens"] >= 100 + 4

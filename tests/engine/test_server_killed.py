@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo.server import Server
 
+from demo.server import Server
 from profilemate import collector
 from tests.support import engine
 from tests.support.engine import Answer, Lab, answer
@@ -99,10 +99,11 @@ def test_answers_do_not_depend_on_the_collector(killed: Killed) -> None:
 
 
 def test_the_analyzer_completes_the_session(killed: Killed) -> None:
-    assert killed.summary["state"] == "complete"
+    assert killed.summary["session"]["state"] == "complete"
     known = engine.metadata(killed.session)
     assert known["complete"]
     assert [process["ended"] for process in known["processes"]] == ["killed"]
+    assert known["cost"]["collector_lag_sec"] is None, "nobody followed it to its end"
     assert not (killed.session / "journal").exists()
     assert len(engine.requests(killed.session)) == 5
 

@@ -51,7 +51,10 @@ def killed(started: tuple[Application, Application], lab: Lab) -> Killed:
     (pid,) = engine.wait_for_engines(session, 1).values()
     engine.wait_for(
         "the endless answers to begin",
-        lambda: engine.rows(session, "kv_cache_usage")[-1]["running_reqs"] == "2",
+        lambda: (
+            len(engine.requests(session)) == ANSWERS
+            and engine.rows(session, "kv_cache_usage")[-1]["running_reqs"] == "2"
+        ),
         engine.END_SECONDS,
     )
     before = engine.copy_journal(session, lab.folder / "before the kill")
@@ -94,13 +97,16 @@ def test_a_killed_engine_loses_nothing_but_its_step(killed: Killed) -> None:
 
 
 def test_names_that_only_look_like_ours_stay_unknown_to_vllm(killed: Killed) -> None:
-    unknown = re.findall(r"Unknown vLLM environment variable detected: (\w+)", killed.application.log)
-    assert set(unknown) == {"VLLM_PROFILING_PORT"}
+    said = r"Unknown vLLM environment variable detected: (\w+)"
+    assert set(re.findall(said, killed.application.log)) == {"VLLM_PROFILING_PORT"}
 
 
-def test_workers_add_nothing_to_their_engines_session(spawned: Application) -> None:
+def test_spawned_processes_join_their_parents_session(spawned: Application) -> None:
     assert spawned.process.returncode == 3, spawned.log[-3000:]
+    # Of the engine and its two workers, only the engine has something to record.
     engine.assert_sound(spawned.session)
+    assert engine.engine_pids(spawned.session)[0] != spawned.process.pid
+    assert f"_{spawned.process.pid}_" in spawned.session.name
     assert engine.metadata(spawned.session)["parallel"]["tensor"] == 2
     engine.assert_answered(spawned.session, spawned.result)
     evictions = engine.rows(spawned.session, "kv_cache_evictions")

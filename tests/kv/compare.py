@@ -274,7 +274,7 @@ def _contents(row: Row, life: Life, block_size: int) -> list[tuple[int, bytes]]:
     full, partial = divmod(len(life.prompt), block_size)
     ids = row["hash_ids"]
     assert len(ids) == full + bool(partial)
-    tokens = min(life.computed, len(life.prompt) + life.output - 1)
+    tokens = min(max(life.computed, life.computed_before), len(life.prompt) + life.output - 1)
     computed = max(0, tokens // block_size - full)
     assert len(row["output_hash_ids"]) == computed
     hashes = life.hashes[:full]

@@ -86,6 +86,22 @@ def test_lookups_are_counted_to_the_last_one_when_another_request_arrives(bench:
     assert waiting == [(1, 1, 100), *((101 + 10 * n, 2 + n, 10) for n in range(5))]
 
 
+def test_the_first_lookup_is_told_apart_from_those_that_repeat_it(bench: Bench) -> None:
+    """With one place (max_num_seqs 1) the huge request waits unseen for a to end in step 5. Then
+    the steps are all the same, from its first lookup on."""
+    engine = bench.engine(63, max_num_seqs=1)
+    engine.add(bench.request("a", tokens(1, 16), 5), bench.request("huge", tokens(2, 1010), 1))
+    engine.step(105, seconds=MILLISECOND)
+    tables = engine.end()
+
+    assert tables.lookups() == [
+        ("a", 16, 0, "first", 1, 1),
+        ("huge", 1010, 0, "first", 0, 1),
+        ("huge", 1010, 0, "retry", 0, 99),
+    ]
+    assert total(tables.steps("repeats", scheduled_tokens=0)) == 100
+
+
 def test_a_request_whose_adapter_has_no_slot_is_not_even_looked_up(bench: Bench) -> None:
     """One adapter at a time: b waits until a has ended, in step 3, and is looked up once."""
     from vllm.lora.request import LoRARequest

@@ -118,6 +118,32 @@ def test_what_a_preemption_costs_and_who_took_the_blocks(bench: Bench) -> None:
     assert sum(row[1] for row in rows.values()) == 128 + 32 + 1
 
 
+def test_shared_blocks_are_freed_by_the_last_that_holds_them(bench: Bench) -> None:
+    """long and short share 32 tokens. short, which took them up last, ends first and frees only
+    the block that is its own: the shared ones are long's to free, and are evicted as long's."""
+    engine = bench.engine(10)
+    shared = tokens(1, 32)
+    engine.run(
+        bench.request("long", shared + tokens(2, 16), 5),
+        bench.request("short", shared + tokens(3, 16), 1),
+    )
+    engine.run(bench.request("sweeper", tokens(4, 160), 1))
+    tables = engine.end()
+
+    assert tables.moves(request_id="short") == [
+        ("reuse", 2, "short", 0),
+        ("allocate", 1, "short", 0),
+        ("cache", 1, "short", 0),
+        ("free", 1, "short", 0),
+    ]
+    # 48 + 4 tokens: three full blocks and a part.
+    assert tables.moves(request_id="long", event="free") == [("free", 4, "long", 0)]
+    owners = tables.rows("kv_cache_evictions", "owner_request", "reuse_count")
+    assert Counter(owners) == {("long", 1): 2, ("long", 0): 1, ("short", 0): 1}
+    # What a request held at its end counts shared blocks, too.
+    assert [row["num_blocks"] for row in tables.requests().values()] == [3, 4, 10]
+
+
 def test_a_leak_is_held_by_an_aborted_request_and_nothing_runs(
     bench: Bench, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from demo.server import Server, serve
 from demo.tiny_model import write_model as write_demo_model
 
@@ -133,9 +134,7 @@ class Lab:
         """Where the run of this name puts its sessions."""
         return self.folder / name / "sessions"
 
-    def environment(
-        self, name: str, *, profiled: bool = True, **variables: str
-    ) -> dict[str, str]:
+    def environment(self, name: str, *, profiled: bool = True, **variables: str) -> dict[str, str]:
         """The variables for the run of this name; with ``profiled``, PYTHONPATH has us."""
         inherited = {
             name: value
@@ -354,9 +353,7 @@ def only_session(base: Path) -> Path:
 
 def session_of(server: Server, base: Path) -> Path:
     """The server's session under this folder."""
-    (found,) = (
-        session for session in sessions(base) if f"_{server.process.pid}_" in session.name
-    )
+    (found,) = (session for session in sessions(base) if f"_{server.process.pid}_" in session.name)
     return found
 
 
@@ -501,9 +498,7 @@ def assert_sound(session: Path, ranks: Sequence[int] = (0,)) -> None:
     assert not (session / "journal").exists()
     usage = rows(session, "kv_cache_usage")
     for row in usage:
-        held, cached, free = (
-            int(row[f"{state}_blocks"]) for state in ("num", "cached", "free")
-        )
+        held, cached, free = (int(row[f"{state}_blocks"]) for state in ("num", "cached", "free"))
         assert held + cached + free == int(row["total_blocks"]) == TOTAL_BLOCKS
         assert float(row["usage_pct"]) == pytest.approx(100 * held / TOTAL_BLOCKS, abs=0.006)
     for rank in ranks:

@@ -81,7 +81,10 @@ def build_scheduler(
         "skip_tokenizer_init": True,
         "async_scheduling": False,
     }
-    config = EngineArgs(**{**arguments, **engine_args}).create_engine_config()
+    arguments.update(engine_args)
+    config = EngineArgs(**arguments).create_engine_config()
+    # Switched off on CPUs, whose engine cannot do it; the scheduler can.
+    config.scheduler_config.async_scheduling = arguments["async_scheduling"]
     config.cache_config.num_gpu_blocks = num_blocks
     config.cache_config.block_size = block_size
     groups = [

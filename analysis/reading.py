@@ -109,21 +109,14 @@ def _last_line_end(file: io.BufferedReader) -> int:
 
 
 def _chunks(path: Path, part: Extent) -> Iterator[bytes]:
-    """The rows in pieces of whole lines."""
+    """The rows in pieces of whole lines; the part ends with a line, or with the file."""
     with open(path, "rb") as file:
         file.seek(part.begin)
-        left = part.end - part.begin
-        rest = b""
-        while left > 0 and (chunk := file.read(min(left, _CHUNK))):
-            left -= len(chunk)
-            lines, line_end, after = chunk.rpartition(b"\n")
-            if line_end:
-                yield b"".join((rest, lines, line_end))
-                rest = after
-            else:
-                rest += after
-        if rest:
-            yield rest
+        while (left := part.end - file.tell()) > 0:
+            lines = file.read(min(left, _CHUNK))
+            if not lines:
+                return
+            yield lines + file.readline() if len(lines) < left else lines
 
 
 def _width(header: bytes, path: Path, table: Table) -> int:

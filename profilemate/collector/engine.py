@@ -69,6 +69,8 @@ class Engine:
         self._asked: list[Request] = []
         self._looked_up: list[Request] = []
         self._admitted: list[Request] = []
+        self._parked: list[tuple[str, list[int]]] = []
+        """Whose blocks were parked, and which, in the order in which they will come back."""
         totals.add_pools(pool.total for pool in self._pools)
 
     def apply(self, payload: bytes) -> None:
@@ -174,7 +176,8 @@ class Engine:
         pool = self._pools[event.pool]
         if request is not None and request.freed_blocks is not None:
             request.freed_blocks += sum(block & ~STILL_HELD != pool.null for block in event.ids)
-        released = pool.free(event.ids, request.cell if request else "", event.time)
+        cell = request.cell if request else self._unpark(event)
+        released = pool.free(event.ids, cell, event.time)
         if released:
             self._totals.freed += len(released)
             block = released[0]
@@ -241,9 +244,21 @@ class Engine:
 
     def _park(self, event: Event) -> None:
         request = self._requests.get(event.args[0])
+        if len(self._pools) == 1:
+            # Blocks of several pools come back apart, and no longer look like these.
+            self._parked.append((self._cell(event.args[0]), event.ids[::-1]))
         if request is not None and request.freed_blocks is not None:
             null = self._pools[0].null
             request.freed_blocks += sum(block != null for block in event.ids)
+
+    def _unpark(self, event: Event) -> str:
+        """Cell of the request whose blocks these were when they were parked, or empty."""
+        blocks = [block & ~STILL_HELD for block in event.ids]
+        for at, (cell, parked) in enumerate(self._parked):
+            if parked == blocks:
+                del self._parked[at]
+                return cell
+        return ""
 
     def _assign(self, event: Event) -> None:
         number, group = event.args

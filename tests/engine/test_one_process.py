@@ -188,6 +188,6 @@ def test_with_nowhere_to_write_it_says_so_once(
     assert generated(nowhere) == generated(bare)
     (line,) = more_lines(nowhere, than=bare)
     assert line.startswith("profilemate: off, cannot write to ")
-    assert "file/sessions: Not a directory" in line
+    assert "file/sessions" in line
     assert "VLLM_PROFILING_DIR" in line
     assert more_lines(bare, than=nowhere) == []

@@ -8,47 +8,21 @@ steps a second need no second.
 
 from __future__ import annotations
 
-import csv
-import json
-import os
-import re
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from profilemate import collector, recorder
-from profilemate.collector import launch
-from profilemate.collector.follow import Follower
+from tests.kv import recording
+from tests.kv.recording import Clock
 from tests.support.scheduler import RequestMaker, answer, build_scheduler
 
 BLOCK = 16
 """Tokens of a block, in every situation."""
 
 Row = tuple[Any, ...]
-
-
-class Clock:
-    """Stands in for ``time.monotonic_ns``: second 0 is when the bench was set up."""
-
-    def __init__(self) -> None:
-        self._origin = self._now = time.monotonic_ns()
-
-    def __call__(self) -> int:
-        return self._now
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the bench was set up."""
-        return (self._now - self._origin) / 1e9
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass."""
-        self._now += round(seconds * 1e9)
 
 
 @dataclass
@@ -82,9 +56,13 @@ class Engine:
         for request in requests:
             self.scheduler.add_request(request)
 
+    def wait(self, seconds: float) -> None:
+        """Nothing happens for a while."""
+        self.clock.tick(round(seconds * 1e6))
+
     def schedule(self, seconds: float = 0.01) -> Any:
         """The first half of a step, ``seconds`` after what came before."""
-        self.clock.advance(seconds)
+        self.wait(seconds)
         return self.scheduler.schedule()
 
     def update(self, output: Any, result: Any = None) -> None:
@@ -120,13 +98,7 @@ class Engine:
 
     def tables_if_killed(self, scratch: Path) -> Tables:
         """What would be in the tables if the process were killed now: it goes on, though."""
-        scratch.mkdir()
-        follower = Follower(self.folder, scratch)
-        follower.discover()
-        while follower.read():
-            pass
-        follower.close()
-        return Tables(scratch)
+        return Tables(recording.make_tables(self.folder, scratch).folder)
 
     def end(self) -> Tables:
         """The process ends in good order, and the session is completed."""
@@ -135,24 +107,14 @@ class Engine:
         return Tables(self.folder)
 
 
-@dataclass(frozen=True)
-class Tables:
-    """A session's tables, as Python's own csv and json modules read them."""
+class Tables(recording.Tables):
+    """A session's tables, and the parts of them that tell a situation."""
 
-    folder: Path
-
-    def rows(self, table: str, *columns: str, **where: Any) -> list[Row]:
+    def select(self, table: str, *columns: str, **where: Any) -> list[Row]:
         """These columns of the CSV table's rows whose ``where`` columns have these values."""
-        path = self.folder / f"{table}.csv"
-        if not path.exists():
-            return []
-        with path.open(newline="") as file:
-            read = [
-                {name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(file)
-            ]
         return [
             tuple(row[column] for column in columns)
-            for row in read
+            for row in self.rows(f"{table}.csv")
             if all(row[name] == value for name, value in where.items())
         ]
 
@@ -162,7 +124,7 @@ class Tables:
         A row is closed after a second; here it is one again with those that say the same.
         """
         columns = ("request_id", "query_tokens", "hit_tokens", "kind", "admitted")
-        rows = self.rows("prefix_cache_lookups", *columns, "lookups", **where)
+        rows = self.select("prefix_cache_lookups", *columns, "lookups", **where)
         return [
             (*key, sum(row[-1] for row in same))
             for key, same in groupby(rows, key=lambda row: row[:-1])
@@ -171,35 +133,16 @@ class Tables:
     def moves(self, **where: Any) -> list[Row]:
         """event, blocks, request, evicted blocks of kv_cache_allocations.csv."""
         columns = ("event", "num_blocks", "request_id", "evicted_blocks")
-        return self.rows("kv_cache_allocations", *columns, **where)
+        return self.select("kv_cache_allocations", *columns, **where)
 
     def usage(self) -> list[Row]:
         """usage in per cent, held, cached, free, running, waiting."""
         columns = ("num_blocks", "cached_blocks", "free_blocks", "running_reqs", "waiting_reqs")
-        return self.rows("kv_cache_usage", "usage_pct", *columns)
+        return self.select("kv_cache_usage", "usage_pct", *columns)
 
     def steps(self, *columns: str, **where: Any) -> list[Row]:
         """These columns of scheduler_steps.csv."""
-        return self.rows("scheduler_steps", *columns, **where)
-
-    def requests(self) -> dict[str, dict[str, Any]]:
-        """The rows of requests.jsonl by request id."""
-        path = self.folder / "requests.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        assert len({row["request_id"] for row in rows}) == len(rows)
-        return {row["request_id"]: row for row in rows}
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """metadata.json."""
-        content: dict[str, Any] = json.loads((self.folder / "metadata.json").read_bytes())
-        return content
-
-
-def _value(cell: str) -> Any:
-    if re.fullmatch(r"\d+", cell):
-        return int(cell)
-    return float(cell) if re.fullmatch(r"\d+\.\d+", cell) else cell
+        return self.select("scheduler_steps", *columns, **where)
 
 
 def size_of(folder: Path) -> int:
@@ -210,8 +153,8 @@ def size_of(folder: Path) -> int:
 class Bench:
     """Makes engines and their requests; one a test."""
 
-    def __init__(self, model: Path, sessions: Path) -> None:
-        self.clock = Clock()
+    def __init__(self, model: Path, sessions: Path, clock: Clock) -> None:
+        self.clock = clock
         self.sessions = sessions
         self.request = RequestMaker(BLOCK)
         self._model = model
@@ -225,20 +168,6 @@ class Bench:
 
     def _folders(self) -> Iterator[Path]:
         return self.sessions.glob("session_*")
-
-
-def set_up(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench whose sessions lie under this folder, with the collector left out: the tables are
-    made when a test asks for them."""
-    for name in [name for name in os.environ if name.startswith("VLLM_PROFILING")]:
-        monkeypatch.delenv(name)
-    bench = Bench(model, folder)
-    monkeypatch.setenv("VLLM_PROFILING_DIR", str(folder))
-    # Set, so that the name which the first engine makes is taken away with the test.
-    monkeypatch.setenv("VLLM_PROFILING_SESSION", "")
-    monkeypatch.setattr(time, "monotonic_ns", bench.clock)
-    monkeypatch.setattr(launch, "start", lambda directory: None)
-    return bench
 
 
 def total(rows: Iterable[Row]) -> int:

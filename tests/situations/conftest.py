@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from profilemate import recorder
-from tests.situations.bench import Bench, set_up
+from tests.kv.recording import Clock, hooks_only
+from tests.situations.bench import Bench
 
 
 @pytest.fixture
-def bench(
-    model: Path, hooks_on: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Bench]:
+def bench(model: Path, hooks_on: None, tmp_path: Path) -> Iterator[Bench]:
     """A bench of its own for the test; what it leaves open is closed."""
-    yield set_up(model, tmp_path / "sessions", monkeypatch)
-    recorder.close_all()
+    sessions, clock = tmp_path / "sessions", Clock()
+    with hooks_only(sessions, clock):
+        yield Bench(model, sessions, clock)

@@ -34,7 +34,7 @@ def test_twenty_thousand_lookups_of_a_request_that_can_never_run(bench: Bench) -
         ("huge", 1010, 0, "retry", 0, 19_999),
     ]
     # One row a second: the request shows while it waits.
-    times = [row[0] for row in tables.rows("prefix_cache_lookups", "timestamp_sec")]
+    times = [row[0] for row in tables.select("prefix_cache_lookups", "timestamp_sec")]
     assert 20 <= len(times) <= 25
     idle = tables.steps("waiting_reqs", "scheduled_tokens", "repeats", scheduled_reqs=0)
     assert {row[:2] for row in idle} == {(2, 0)}

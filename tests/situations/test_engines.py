@@ -89,6 +89,20 @@ def test_draft_tokens_take_slots_and_are_cached_only_when_they_are_accepted(benc
     assert (len(row["hash_ids"]), len(row["output_hash_ids"])) == (2, 0)
 
 
+def test_a_prompt_that_is_cached_but_for_a_token_is_padded_with_drafts(bench: Bench) -> None:
+    """49 tokens, 48 of them cached: vLLM pads the one that is left to four, the size of a step
+    that speculates. One token is prefill, three are drafts, and all three are rejected."""
+    engine = bench.engine(20, speculative_config=ngram(3))
+    prompt = tokens(1, 49)
+    engine.run(bench.request("a", prompt, 1))
+    engine.run(bench.request("b", prompt, 1))
+    tables = engine.end()
+
+    assert tables.lookups(request_id="b") == [("b", 49, 48, "first", 1, 1)]
+    assert tables.steps("prefill_tokens", "decode_tokens") == [(49, 0), (1, 3)]
+    assert tables.requests()["b"]["computed_tokens"] == 49
+
+
 def ngram(drafted: int) -> dict[str, Any]:
     """Speculation that needs no second model."""
     return {

@@ -54,7 +54,7 @@ def test_eight_identical_prompts_in_one_step_share_all_but_their_last_block(
         (0.0, 0, 71, 184, 0, 0),
     ]
 
-    evicted = tables.rows(
+    evicted = tables.select(
         "kv_cache_evictions",
         "content_id",
         "copies_left",
@@ -121,7 +121,7 @@ def test_identical_prompts_in_chunks_are_computed_again_and_again(bench: Bench) 
         (256,),
     ]
     assert sum(blocks for event, blocks, *_ in tables.moves(event="cache")) == 164 + 255
-    evicted = tables.rows("kv_cache_evictions", "content_id", "copies_left")
+    evicted = tables.select("kv_cache_evictions", "content_id", "copies_left")
     assert len(evicted) == 164
     # The first 16 blocks were computed once, the next 16 twice, then three and four times, and
     # the last block by all eight.
@@ -192,7 +192,7 @@ def test_a_hit_rate_in_requests_and_one_in_tokens_by_interval_and_its_ceiling(
         engine.run(bench.request(name, prompts[name], 1), seconds=1)
     tables = engine.end()
 
-    timed = tables.rows(
+    timed = tables.select(
         "prefix_cache_lookups", "timestamp_sec", "request_id", "query_tokens", "hit_tokens"
     )
     assert timed == [

@@ -23,11 +23,11 @@ def test_a_reset_that_was_refused_leaves_a_row_and_the_cache(bench: Bench, tmp_p
     tables = engine.end()
 
     columns = ("timestamp_sec", "num_blocks", "evicted_blocks", "request_id", "step", "group")
-    refused = [(0.02, 0, 0, "", 2, "")]
-    assert killed.rows("kv_cache_allocations", *columns, event="reset_refused") == refused
-    assert tables.rows("kv_cache_allocations", *columns, event="reset_refused") == refused
+    refused = [(0.02, 0, 0, "", 2, None)]
+    assert killed.select("kv_cache_allocations", *columns, event="reset_refused") == refused
+    assert tables.select("kv_cache_allocations", *columns, event="reset_refused") == refused
     assert tables.moves(event="reset") == []
-    assert tables.rows("kv_cache_evictions", "reason") == []
+    assert tables.select("kv_cache_evictions", "reason") == []
     assert tables.lookups(request_id="next") == [("next", 64, 48, "first", 1, 1)]
 
 
@@ -39,7 +39,7 @@ def test_a_reset_while_idle_is_in_the_tables_though_no_step_follows(
     engine = bench.engine(20)
     prompt = tokens(1, 64)
     engine.run(bench.request("a", prompt, 1), bench.request("b", prompt, 1))
-    engine.clock.advance(10)
+    engine.wait(10)
     assert engine.scheduler.reset_prefix_cache()
     killed = engine.tables_if_killed(tmp_path / "killed")
     assert engine.scheduler.reset_prefix_cache()
@@ -48,14 +48,14 @@ def test_a_reset_while_idle_is_in_the_tables_though_no_step_follows(
 
     assert killed.moves()[-1] == ("reset", 5, "", 5)
     assert killed.usage()[-2:] == [(0.0, 0, 5, 15, 0, 0), (0.0, 0, 0, 20, 0, 0)]
-    evicted = killed.rows("kv_cache_evictions", *EVICTION)
+    evicted = killed.select("kv_cache_evictions", *EVICTION)
     assert sorted(evicted) == [
         ("reset", "", "a", 0, 10.0),
         *([("reset", "", "b", 0, 10.0)] * 4),
     ]
-    assert len(set(killed.rows("kv_cache_evictions", "content_id"))) == 4
+    assert len(set(killed.select("kv_cache_evictions", "content_id"))) == 4
     assert tables.moves(event="reset") == [("reset", 5, "", 5), ("reset", 0, "", 0)]
-    assert len(tables.rows("kv_cache_evictions", "reason")) == 5
+    assert len(tables.select("kv_cache_evictions", "reason")) == 5
     assert tables.lookups(request_id="c") == [("c", 64, 0, "first", 1, 1)]
 
 
@@ -66,7 +66,7 @@ def test_a_reset_that_preempts_what_runs(bench: Bench, tmp_path: Path) -> None:
     engine = bench.engine(20)
     engine.add(bench.request("a", tokens(1, 64), 5), bench.request("b", tokens(2, 48), 5))
     engine.step(2)
-    engine.clock.advance(1)
+    engine.wait(1)
     assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
     killed = engine.tables_if_killed(tmp_path / "killed")
     engine.run()
@@ -74,7 +74,7 @@ def test_a_reset_that_preempts_what_runs(bench: Bench, tmp_path: Path) -> None:
 
     assert killed.moves()[-3:] == [("free", 4, "b", 0), ("free", 5, "a", 0), ("reset", 7, "", 7)]
     assert killed.usage()[-2:] == [(45.0, 9, 0, 11, 2, 0), (0.0, 0, 0, 20, 0, 2)]
-    assert sorted(tables.rows("kv_cache_evictions", *EVICTION)) == [
+    assert sorted(tables.select("kv_cache_evictions", *EVICTION)) == [
         *([("reset", "", "a", 0, 0.0)] * 4),
         *([("reset", "", "b", 0, 0.0)] * 3),
     ]

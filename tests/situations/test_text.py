@@ -70,7 +70,7 @@ def test_python_pandas_and_polars_read_the_same_from_every_table(tables: Tables)
             cells = [row[header.index(column)] for row in rows]
             assert list(by_pandas[column]) == by_polars[column].fill_null("").to_list() == cells
             assert set(cells) - {""} <= set(NAMES.values())
-    named = tables.rows("prefix_cache_lookups", "request_id")
+    named = tables.select("prefix_cache_lookups", "request_id")
     assert [str(name) for (name,) in named] == list(NAMES.values())
 
 

@@ -32,7 +32,7 @@ def test_usage_is_zero_and_the_cache_is_full(bench: Bench) -> None:
         (25.0, 16, 48, 0, 1, 0),
         (0.0, 0, 64, 0, 0, 0),
     ]
-    evictions = tables.rows(
+    evictions = tables.select(
         "kv_cache_evictions",
         "timestamp_sec",
         "lifetime_sec",
@@ -90,7 +90,7 @@ def test_what_a_preemption_costs_and_who_took_the_blocks(bench: Bench) -> None:
     assert {name: row["preemptions"] for name, row in tables.requests().items()} == {"a": 0, "b": 1}
     # Who took its blocks while it waited: position 80 came in second 0.18, position 96 in 0.34.
     columns = ("timestamp_sec", "evictable_sec", "evicting_request", "origin")
-    taken = tables.rows("kv_cache_evictions", *columns, owner_request="b")
+    taken = tables.select("kv_cache_evictions", *columns, owner_request="b")
     assert taken == [(0.18, 0.0, "a", "output"), (0.34, 0.16, "a", "prompt")]
     # What was computed again: 81 tokens asked for, less 48 found, less the one that is new.
     assert tables.lookups(kind="resumed") == [
@@ -138,7 +138,7 @@ def test_shared_blocks_are_freed_by_the_last_that_holds_them(bench: Bench) -> No
     ]
     # 48 + 4 tokens: three full blocks and a part.
     assert tables.moves(request_id="long", event="free") == [("free", 4, "long", 0)]
-    owners = tables.rows("kv_cache_evictions", "owner_request", "reuse_count")
+    owners = tables.select("kv_cache_evictions", "owner_request", "reuse_count")
     assert Counter(owners) == {("long", 1): 2, ("long", 0): 1, ("short", 0): 1}
     # What a request held at its end counts shared blocks, too.
     assert [row["num_blocks"] for row in tables.requests().values()] == [3, 4, 10]
@@ -156,7 +156,7 @@ def test_a_leak_is_held_by_an_aborted_request_and_nothing_runs(
     (blocks,) = leaking.scheduler.kv_cache_manager.get_blocks("gone").blocks
     leaking.pool.touch(blocks)
     leaking.abort("gone")
-    leaking.clock.advance(3600)
+    leaking.wait(3600)
     leaking.run(bench.request("later", tokens(2, 32), 1))
     leaked = leaking.tables_if_killed(tmp_path / "leaked")
 
@@ -179,7 +179,7 @@ def test_a_leak_is_held_by_an_aborted_request_and_nothing_runs(
         ("free", 2, "later", 0),
         ("free", 4, "gone", 0),
     ]
-    owners = Counter(tables.rows("kv_cache_evictions", "owner_request", "reason"))
+    owners = Counter(tables.select("kv_cache_evictions", "owner_request", "reason"))
     assert owners == {("gone", "reset"): 4, ("later", "reset"): 2}
 
 
@@ -199,7 +199,7 @@ def test_endless_answers_are_held_by_running_requests(bench: Bench, tmp_path: Pa
     ended = tables.requests()
     assert set(ended) == {f"short{number}" for number in range(200)}
     holders = {}
-    for time, name, event, blocks in tables.rows(
+    for time, name, event, blocks in tables.select(
         "kv_cache_allocations", "timestamp_sec", "request_id", "event", "num_blocks"
     ):
         if name not in ended and event in ("allocate", "free"):

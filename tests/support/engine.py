@@ -55,7 +55,7 @@ SETTLED_SECONDS = 5
 
 def on_this_machine(seconds: float) -> float:
     """What takes this long on an idle machine, with room for what else runs here."""
-    return 2 * seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> Any:
@@ -360,7 +360,8 @@ def session_of(server: Server, base: Path) -> Path:
 def metadata(session: Path) -> dict[str, Any]:
     """metadata.json; empty where it is not there yet."""
     try:
-        return json.loads((session / "metadata.json").read_text())
+        known: dict[str, Any] = json.loads((session / "metadata.json").read_text())
+        return known
     except FileNotFoundError:
         return {}
 

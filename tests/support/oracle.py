@@ -110,6 +110,8 @@ class Life:
     known_tokens: int = 0
     """Tokens there were when it was last admitted: computing those is prefill."""
     preemptions: int = 0
+    wasted: int = 0
+    """Computed tokens that preemptions threw away."""
     finished: int | None = None
     reason: str = ""
     output: int = 0
@@ -158,6 +160,7 @@ class Oracle:
         self._freeing = False
         self._allocating: list[tuple[int, bytes, int]] | None = None
         """Block, content and copies left of what ``get_new_blocks`` evicted so far."""
+        self._later: list[Callable[[], None]] = []
         self._preempted = 0
         self._finished = 0
         self._scheduling = 0
@@ -182,6 +185,7 @@ class Oracle:
                 for name, around in methods.items():
                     stack.enter_context(self._around(owner, name, around))
             yield self
+        self._catch_up()
 
     @contextmanager
     def _around(self, owner: type, name: str, around: Callable[..., Any]) -> Iterator[None]:
@@ -189,6 +193,7 @@ class Oracle:
 
         @functools.wraps(original)
         def counted(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            self._catch_up()
             return around(self, original, instance, *args, **kwargs)
 
         setattr(owner, name, counted)
@@ -197,12 +202,19 @@ class Oracle:
         finally:
             setattr(owner, name, original)
 
+    def _catch_up(self) -> None:
+        """Write down what was only noted, so as not to come between a call and its hook."""
+        later, self._later = self._later, []
+        for write in later:
+            write()
+
     def total(self, event: str, pool: int = 0) -> int:
         """Blocks that this event moved in all."""
         return sum(m.blocks for m in self.moves if m.event == event and m.pool == pool)
 
     def look(self, scheduler: Any = None, *, walk: bool = True) -> None:
         """Note the state of the pools as it is now, and of the scheduler."""
+        self._catch_up()
         running, waiting = scheduler.get_request_counts() if scheduler else (None, None)
         for number, pool in enumerate(self.pools):
             total = pool.num_gpu_blocks - 1
@@ -238,13 +250,15 @@ class Oracle:
         pool: int,
         group: int | None,
         requests: Iterable[str] | None = None,
+        *,
         evicted: int = 0,
+        now: int | None = None,
     ) -> None:
         if requests is None:
             requests = [self._request] if self._request else []
         self.moves.append(
             Move(
-                time.monotonic_ns(),
+                time.monotonic_ns() if now is None else now,
                 event,
                 blocks,
                 frozenset(requests),
@@ -261,32 +275,41 @@ class Oracle:
         number, self._allocating = self._number(pool), []
         blocks = original(pool, num_blocks)
         gone, self._allocating = self._allocating, None
-        # One time for all of them: looking at each takes the oracle longer than vLLM.
+        ids = [block.block_id for block in blocks]
         now = time.monotonic_ns()
+        self._later.append(lambda: self._allocated(number, ids, gone, now))
+        return blocks
+
+    def _allocated(
+        self, pool: int, ids: list[int], gone: list[tuple[int, bytes, int]], now: int
+    ) -> None:
         for block_id, content, copies in gone:
             self._evicted(
-                number, block_id, content, copies, now, reason="reallocated", by=self._request
+                pool, block_id, content, copies, now, reason="reallocated", by=self._request
             )
-        for block in blocks:
-            self._blocks[number, block.block_id] = known = _Block(now, now)
+        for block_id in ids:
+            self._blocks[pool, block_id] = known = _Block(now, now)
             self._hold(known)
-        if blocks:
-            self._move("allocate", len(blocks), number, None, None, len(gone))
-            self._new.append((number, [block.block_id for block in blocks], len(self.moves) - 1))
-        return blocks
+        if ids:
+            self._move("allocate", len(ids), pool, None, evicted=len(gone), now=now)
+            self._new.append((pool, ids, len(self.moves) - 1))
 
     def _touch(self, original: Any, pool: Any, blocks: Any) -> Any:
         result = original(pool, blocks)
-        number, now = self._number(pool), time.monotonic_ns()
+        now, number = time.monotonic_ns(), self._number(pool)
         real = [block for block in blocks if not block.is_null]
-        for block in real:
-            known = self._block(number, block.block_id)
+        if real:
+            ids, group = [block.block_id for block in real], _group_of(real[0].block_hash)
+            self._later.append(lambda: self._touched(number, ids, group, now))
+        return result
+
+    def _touched(self, pool: int, ids: list[int], group: int, now: int) -> None:
+        for block_id in ids:
+            known = self._block(pool, block_id)
             known.accessed = now
             known.reuses += 1
             self._hold(known)
-        if real:
-            self._move("reuse", len(real), number, _group_of(real[0].block_hash))
-        return result
+        self._move("reuse", len(ids), pool, group, now=now)
 
     def _hold(self, known: _Block) -> None:
         if self._request:
@@ -381,7 +404,7 @@ class Oracle:
             now = time.monotonic_ns()
             for block_id, content in contents.items():
                 self._evicted(number, block_id, content, 0, now, reason="reset")
-            self._move("reset", len(contents), number, None, [], len(contents))
+            self._move("reset", len(contents), number, None, [], evicted=len(contents))
         else:
             self._move("reset_refused", 0, number, None, [])
         return done
@@ -436,6 +459,7 @@ class Oracle:
         try:
             return original(manager, request, *args, **kwargs)
         finally:
+            self._catch_up()
             if self._new:
                 self._place_new_blocks(manager, request.request_id)
             self._request = ""
@@ -560,6 +584,7 @@ class Oracle:
         self._preempted += 1
         life = self.lives[request.request_id]
         life.preemptions += 1
+        life.wasted += request.num_computed_tokens
         life.computed_before = max(life.computed_before, request.num_computed_tokens)
         return original(scheduler, request, *args, **kwargs)
 

@@ -78,7 +78,7 @@ def count() -> Counts:
 
     def counted_reset(pool: Any) -> bool:
         cached = [block.block_id for block in pool.blocks if block.block_hash is not None]
-        done = reset(pool)
+        done = bool(reset(pool))
         now = time.monotonic()
         for block_id in cached if done else ():
             counts.lost(block_id, now)

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +42,7 @@ class Session:
     directory: Path
     metadata: Mapping[str, Any]
     state: State
-    note: str | None = field(default=None)
+    note: str | None = None
 
     def scan(self, table: str) -> pl.LazyFrame:
         """A table, lazily, in the file's order; a missing one is empty.
@@ -187,10 +187,12 @@ def open_session(path: str | os.PathLike[str] | None = None, *, complete: bool =
 
     """
     directory = find_session(path)
+    # Looked for first: the journal goes only after the metadata says that the tables are complete.
+    has_journal = (directory / JOURNAL).is_dir()
     metadata = _metadata(directory)
     if metadata.get("complete") is True:
         return Session(directory, metadata, "complete")
-    if not (directory / JOURNAL).is_dir():
+    if not has_journal:
         return Session(directory, metadata, "cut off", _without_journal(metadata))
     if not complete:
         return Session(directory, metadata, "cut off", f"read as it is, without {JOURNAL}/")

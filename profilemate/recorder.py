@@ -55,6 +55,9 @@ class Recorder:
         self.repeats = 0
         self.repeated_until_ns = 0
         self._stopped = False
+        self._lost = ""
+        self._tail = 0
+        self._tail_events = 0
         self._next_retry_ns = 0
         self._on_stop: list[Callable[[], None]] = []
         _recorders.add(self)
@@ -93,17 +96,18 @@ class Recorder:
         data = journal.frame(Kind.EVENTS, payload)
         if self.times[-1] > self._next_status_ns:
             self._next_status_ns = self.times[-1] + STATUS_NS
-            data += self._status_frame()
-        if self._write(data):
+            data += self._status_frame(Kind.STATUS)
+        if self._write(data, len(self.times)):
             self._clear()
         else:
             self._drop()
+            self._tell_dropped(Kind.STATUS)
         self.flushes += 1
 
     def status(self, **changes: Any) -> None:
         """Write what changed about this producer."""
         if not self._stopped:
-            self._write(self._status_frame(**changes))
+            self._write(self._status_frame(Kind.STATUS, **changes))
 
     def fail(self, where: str, error: BaseException) -> None:
         """Stop for good after a hook raised: its events can no longer be trusted.
@@ -123,10 +127,10 @@ class Recorder:
         if self._fd < 0:
             return
         self.flush()
-        if self._stopped:
-            self._tell_dropped()
+        if self._lost:
+            self._tell_dropped(Kind.END)
         else:
-            self._write(journal.frame(Kind.END, orjson.dumps(self._costs())))
+            self._write(self._status_frame(Kind.END))
         self._stop()
         self._close_fd()
 
@@ -136,59 +140,63 @@ class Recorder:
         self._stop()
         self._close_fd()
 
-    def _status_frame(self, **changes: Any) -> bytes:
-        return journal.frame(Kind.STATUS, orjson.dumps(changes | self._costs()))
-
-    def _costs(self) -> dict[str, int]:
-        return {
+    def _status_frame(self, kind: Kind, **changes: Any) -> bytes:
+        costs = {
             "dropped_events": self.dropped,
             "flushes": self.flushes,
             "hook_ns": self.hook_ns,
             "bytes": self.bytes_written,
         }
+        return journal.frame(kind, orjson.dumps(changes | costs))
 
-    def _write(self, data: bytes) -> bool:
+    def _write(self, data: bytes, events: int = 0) -> bool:
+        error = self._append(data, events)
+        if error is None:
+            return True
+        self._stopped = True
+        self._lost = error.strerror or str(error)
+        self._next_retry_ns = time.monotonic_ns() + RETRY_NS
+        say(
+            f"{self.name}: recording stopped, the journal cannot be written "
+            f"({self._lost}); vLLM goes on"
+        )
+        return False
+
+    def _append(self, data: bytes, events: int) -> OSError | None:
+        """Write the data whole, or nothing of it; ``events`` are how many it holds."""
+        rest = memoryview(data)
         try:
-            written = os.write(self._fd, data)
-            if written < len(data):
-                os.write(self._fd, data[written:])
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             # A torn frame would hide every later one from the reader.
             self._cut_back()
-            self._lose_disk(error)
-            return False
+            return error
+        self._tail, self._tail_events = self.bytes_written, events
         self.bytes_written += len(data)
-        return True
+        return None
 
     def _cut_back(self) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self.bytes_written)
 
-    def _lose_disk(self, error: OSError) -> None:
-        self._stopped = True
-        self._next_retry_ns = time.monotonic_ns() + RETRY_NS
-        say(
-            f"{self.name}: recording stopped, the journal cannot be written "
-            f"({error.strerror}); vLLM goes on"
-        )
-
     def _drop(self) -> None:
         self.dropped += len(self.times)
         self._clear()
         now = time.monotonic_ns()
-        if self._fd >= 0 and self._stopped and now > self._next_retry_ns:
+        if self._lost and self._fd >= 0 and now > self._next_retry_ns:
             self._next_retry_ns = now + RETRY_NS
-            self._tell_dropped()
+            self._tell_dropped(Kind.STATUS)
 
-    def _tell_dropped(self) -> None:
-        data = self._status_frame()
-        try:
-            if os.write(self._fd, data) == len(data):
-                self.bytes_written += len(data)
-                return
-        except OSError:
-            pass
+    def _tell_dropped(self, kind: Kind) -> None:
+        """Say how much is lost; where there is no room, in the place of what was written last."""
+        told = {"failed": {"journal": self._lost}}
+        if not self._tail or self._append(self._status_frame(kind, **told), 0) is None:
+            return
+        self.dropped += self._tail_events
+        self.bytes_written, self._tail_events = self._tail, 0
         self._cut_back()
+        self._append(self._status_frame(kind, **told), 0)
 
     def _clear(self) -> None:
         self.words.clear()

@@ -393,7 +393,7 @@ class Engine:
 def _reused(events: list[Event]) -> set[tuple[int, int, int]]:
     """Request, pool and block of what was taken up again: it is in that request's table, but
     the one that it was handed out for, maybe in this very step, is another."""
-    reused = set()
+    reused: set[tuple[int, int, int]] = set()
     number = -1
     for event in events:
         if event.op == Op.LOOKUP:

@@ -57,7 +57,7 @@ def _metadata(
     engines = [producer for producer in producers if producer.engine is not None]
     first = engines[0].header if engines else {}
     dropped = sum(producer.status.get("dropped_events", 0) for producer in producers)
-    problems = [producer.problem for producer in producers if producer.problem]
+    failed = any(producer.problem or producer.status.get("failed") for producer in producers)
     last = max((p.engine.last_ns for p in engines if p.engine), default=founding.origin_ns)
     seconds = (last - founding.origin_ns) / 1e9
     return {
@@ -66,7 +66,7 @@ def _metadata(
         "started_at": _iso(founding.started_at),
         "ended_at": _iso(founding.started_at + seconds) if ended else None,
         "duration_sec": round(seconds, 6),
-        "complete": ended and not dropped and not problems,
+        "complete": ended and not dropped and not failed,
         "dropped_events": dropped,
         "host": founding.host,
         "argv": founding.argv,

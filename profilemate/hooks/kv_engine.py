@@ -12,7 +12,7 @@ from profilemate import config, hooks, session
 from profilemate.collector import launch
 from profilemate.hooks import block_pool, facts, kv_cache_manager, steps
 from profilemate.hooks.requests import Requests
-from profilemate.messages import say
+from profilemate.messages import give_up, say
 from profilemate.recorder import Recorder
 
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -29,12 +29,12 @@ def watch(scheduler: Any) -> None:
     try:
         _watch(scheduler, settings)
     except session.SessionError as error:
-        say(f"off, {error}")
+        give_up(str(error))
     except Exception as error:
         version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
-        say(
-            f"off, this vLLM ({version}) is not one that profilemate knows "
-            f"({type(error).__name__}: {error}); vLLM goes on"
+        give_up(
+            f"this vLLM ({version}) is not one that profilemate knows "
+            f"({type(error).__name__}: {error})"
         )
 
 

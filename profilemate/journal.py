@@ -72,6 +72,8 @@ class JournalReader:
             if magic != MAGIC:
                 raise JournalError(f"{self.path} is not a profilemate journal")
             self.offset = len(MAGIC)
+        if os.fstat(self._fd).st_size < self.offset:
+            return self._reread()
         data = os.pread(self._fd, limit, self.offset)
         if len(data) >= _FRAME.size:
             length = _FRAME.unpack_from(data)[0]
@@ -80,6 +82,15 @@ class JournalReader:
         frames = list(_whole_frames(data))
         self.offset += sum(_FRAME.size + len(payload) for _, payload in frames)
         return frames
+
+    def _reread(self) -> list[tuple[Kind, bytes]]:
+        """The writer ran out of disk, and said so in the place of its last frames.
+
+        Those have been read before, and so has all else but what it says.
+        """
+        self.offset = os.fstat(self._fd).st_size
+        data = os.pread(self._fd, self.offset, len(MAGIC))
+        return [(kind, told) for kind, told in _whole_frames(data) if kind >= Kind.STATUS]
 
     def close(self) -> None:
         os.close(self._fd)

@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,9 @@ from profilemate.messages import say
 
 RETRY_NS = 5_000_000_000
 """How often a recorder that lost its disk tries to say how much it has dropped."""
+
+ROOM_BYTES = 512
+"""What a full disk must have room for: a frame that says so."""
 
 STATUS_NS = 5_000_000_000
 """How often the journal is told what recording has cost so far."""
@@ -56,8 +60,8 @@ class Recorder:
         self.repeated_until_ns = 0
         self._stopped = False
         self._lost = ""
-        self._tail = 0
-        self._tail_events = 0
+        self._has_room = False
+        self._last_frames: deque[tuple[int, int]] = deque(maxlen=16)
         self._next_retry_ns = 0
         self._on_stop: list[Callable[[], None]] = []
         _recorders.add(self)
@@ -101,7 +105,7 @@ class Recorder:
             self._clear()
         else:
             self._drop()
-            self._tell_dropped(Kind.STATUS)
+            self._tell_loss(Kind.STATUS)
         self.flushes += 1
 
     def status(self, **changes: Any) -> None:
@@ -128,7 +132,7 @@ class Recorder:
             return
         self.flush()
         if self._lost:
-            self._tell_dropped(Kind.END)
+            self._tell_loss(Kind.END)
         else:
             self._write(self._status_frame(Kind.END))
         self._stop()
@@ -172,7 +176,8 @@ class Recorder:
             # A torn frame would hide every later one from the reader.
             self._cut_back()
             return error
-        self._tail, self._tail_events = self.bytes_written, events
+        if self.bytes_written:
+            self._last_frames.append((self.bytes_written, events))
         self.bytes_written += len(data)
         return None
 
@@ -186,17 +191,30 @@ class Recorder:
         now = time.monotonic_ns()
         if self._lost and self._fd >= 0 and now > self._next_retry_ns:
             self._next_retry_ns = now + RETRY_NS
-            self._tell_dropped(Kind.STATUS)
+            self._append(self._loss_frame(Kind.STATUS), 0)
 
-    def _tell_dropped(self, kind: Kind) -> None:
-        """Say how much is lost; where there is no room, in the place of what was written last."""
-        told = {"failed": {"journal": self._lost}}
-        if not self._tail or self._append(self._status_frame(kind, **told), 0) is None:
+    def _tell_loss(self, kind: Kind) -> None:
+        """Say how much is lost; where there is no room, in the place of the last frames."""
+        if not self.bytes_written:
             return
-        self.dropped += self._tail_events
-        self.bytes_written, self._tail_events = self._tail, 0
+        if not self._has_room:
+            if self._append(self._loss_frame(kind), 0) is None:
+                return
+            self._make_room()
         self._cut_back()
-        self._append(self._status_frame(kind, **told), 0)
+        room = self.bytes_written
+        self._append(self._loss_frame(kind), 0)
+        self.bytes_written = room
+
+    def _make_room(self) -> None:
+        end = self.bytes_written
+        while self._last_frames and end - self.bytes_written < ROOM_BYTES:
+            self.bytes_written, events = self._last_frames.pop()
+            self.dropped += events
+        self._has_room = True
+
+    def _loss_frame(self, kind: Kind) -> bytes:
+        return self._status_frame(kind, failed={"journal": self._lost})
 
     def _clear(self) -> None:
         self.words.clear()

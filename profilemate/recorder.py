@@ -166,7 +166,7 @@ class Recorder:
         )
         return False
 
-    def _append(self, data: bytes, events: int) -> OSError | None:
+    def _append(self, data: bytes, events: int = 0) -> OSError | None:
         """Write the data whole, or nothing of it; ``events`` are how many it holds."""
         rest = memoryview(data)
         try:
@@ -191,19 +191,20 @@ class Recorder:
         now = time.monotonic_ns()
         if self._lost and self._fd >= 0 and now > self._next_retry_ns:
             self._next_retry_ns = now + RETRY_NS
-            self._append(self._loss_frame(Kind.STATUS), 0)
+            self._tell_loss(Kind.STATUS)
 
     def _tell_loss(self, kind: Kind) -> None:
         """Say how much is lost; where there is no room, in the place of the last frames."""
         if not self.bytes_written:
             return
+        told = {"journal": self._lost}
         if not self._has_room:
-            if self._append(self._loss_frame(kind), 0) is None:
+            if self._append(self._status_frame(kind, failed=told)) is None:
                 return
             self._make_room()
         self._cut_back()
         room = self.bytes_written
-        self._append(self._loss_frame(kind), 0)
+        self._append(self._status_frame(kind, failed=told))
         self.bytes_written = room
 
     def _make_room(self) -> None:
@@ -212,9 +213,6 @@ class Recorder:
             self.bytes_written, events = self._last_frames.pop()
             self.dropped += events
         self._has_room = True
-
-    def _loss_frame(self, kind: Kind) -> bytes:
-        return self._status_frame(kind, failed={"journal": self._lost})
 
     def _clear(self) -> None:
         self.words.clear()

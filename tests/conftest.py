@@ -7,8 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.scheduler import write_model
+
+# The same examples each time: a run says what a change did. To look for more:
+# pytest --hypothesis-profile explore
+settings.register_profile("steady", derandomize=True, deadline=None, database=None)
+settings.register_profile("explore", deadline=None, max_examples=2_000)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

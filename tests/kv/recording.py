@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import platform
 import shutil
 import time
 from collections.abc import Iterator
@@ -55,18 +56,22 @@ class Clock:
 
 
 @contextmanager
-def hooks_only(sessions: Path, clock: Clock | None = None) -> Iterator[None]:
-    """Schedulers made inside record into a new session under ``sessions``, to its end.
+def hooks_only(
+    sessions: Path, clock: Clock | None = None, *, name: str = "", collector: bool = False
+) -> Iterator[None]:
+    """Schedulers made inside record into a session under ``sessions``, to its end.
 
-    No collector is started: the journals stay, and a test makes the tables when it wants them.
+    It is a new one where no ``name`` is given. Without a ``collector`` the journals stay, and a
+    test makes the tables when it wants them.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("VLLM_PROFILING")]:
             patch.delenv(name)
         patch.setenv("VLLM_PROFILING_DIR", str(sessions))
         # Set, so that the name which the first scheduler makes is taken away again.
-        patch.setenv("VLLM_PROFILING_SESSION", "")
-        patch.setattr(launch, "start", lambda directory: None)
+        patch.setenv("VLLM_PROFILING_SESSION", name)
+        if not collector:
+            patch.setattr(launch, "start", lambda directory: None)
         if clock is not None:
             patch.setattr(time, "monotonic_ns", clock)
         try:
@@ -82,6 +87,27 @@ def recorded(
     """As ``hooks_only``, with an oracle beside the hooks; one scheduler may be made."""
     with Oracle(walk_every).watching() as oracle, hooks_only(sessions, clock):
         yield oracle
+
+
+def found(sessions: Path, clock: Clock) -> str:
+    """Found a session before its first process does; returns its name.
+
+    Two sessions founded like this have the same origin and secret, and so the same tables of
+    the same story.
+    """
+    name = "session_20260101_000000_founded"
+    journals = sessions / name / "journal"
+    journals.mkdir(mode=0o700, parents=True)
+    founding = {
+        "session_id": name,
+        "host": platform.node(),
+        "origin_ns": clock.now,
+        "started_at": 1_767_225_600.0,
+        "key": "11" * 32,
+        "argv": ["vllm", "serve"],
+    }
+    (journals / "session.json").write_text(json.dumps(founding))
+    return name
 
 
 def only_session(sessions: Path) -> Path:

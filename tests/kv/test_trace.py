@@ -97,20 +97,22 @@ def check_summary(tables: Tables, oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("blocks", "arguments"),
     [
-        pytest.param({"enable_prefix_caching": False}, id="prefix caching off"),
-        pytest.param({}, id="fcfs"),
-        pytest.param({"scheduling_policy": "priority"}, id="priority"),
-        pytest.param({"max_num_batched_tokens": 256}, id="chunked prefill"),
+        pytest.param(120, {"enable_prefix_caching": False}, id="prefix caching off"),
+        pytest.param(120, {}, id="fcfs"),
+        pytest.param(120, {"scheduling_policy": "priority"}, id="priority"),
+        pytest.param(50, {"max_num_batched_tokens": 128}, id="chunked prefill"),
     ],
 )
-def test_preemption(model: Path, tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_preemption(
+    model: Path, tmp_path: Path, blocks: int, arguments: dict[str, Any]
+) -> None:
     clock = Clock()
     origin = clock.now
     caching = bool(arguments.get("enable_prefix_caching", True))
     with recorded(tmp_path, clock) as oracle:
-        scheduler = build_scheduler(model, 120, max_model_len=1_024, **arguments)
+        scheduler = build_scheduler(model, blocks, max_model_len=1_024, **arguments)
         drive(scheduler, crowded(), step_ms=1, after_step=clock.tick)
     tables = make_tables(only_session(tmp_path), tmp_path / "tables")
     compare.check_everything(tables, oracle, origin, BLOCK, caching=caching)

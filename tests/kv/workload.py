@@ -146,7 +146,7 @@ class Driver:
     def run(self, operations: list[Operation]) -> None:
         """Run them all, and to the end whatever can run to its end; the rest is aborted."""
         for operation in operations:
-            self._do(operation)
+            self.do(operation)
         self.drain()
 
     def drain(self) -> None:
@@ -163,7 +163,8 @@ class Driver:
         while self.in_flight:
             self._update()
 
-    def _do(self, operation: Operation) -> None:
+    def do(self, operation: Operation) -> None:
+        """Run one of them."""
         self.clock.tick()
         match operation:
             case Add():

@@ -5,6 +5,7 @@ The methods of the class are replaced before the engine is made. Times come from
 that profilemate uses, but are taken here.
 """
 
+import os
 import time
 from collections import Counter
 from typing import Any
@@ -92,3 +93,16 @@ def count() -> Counts:
     BlockPool.free_blocks, BlockPool.reset_prefix_cache = counted_free, counted_reset
     Scheduler._preempt_request = counted_preempt
     return counts
+
+
+def log_steps(path: str) -> None:
+    """From now on, add a byte to this file for each step whose results have been processed."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    update = Scheduler.update_from_output
+
+    def logged(*args: Any, **kwargs: Any) -> Any:
+        result = update(*args, **kwargs)
+        os.write(fd, b".")
+        return result
+
+    Scheduler.update_from_output = logged

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's application: an offline ``LLM`` that knows nothing of profilemate.
 
-    python offline.py MODEL RESULT [--count] [--fork] [--endless] [--tensor-parallel-size N]
+    python offline.py MODEL RESULT [OPTIONS]
 
 Writes the token ids and finish reasons of two rounds to RESULT, as JSON, and ends with status 3.
 """
@@ -87,6 +87,7 @@ def main() -> int:
     parser.add_argument("result", type=Path)
     parser.add_argument("--count", action="store_true")
     parser.add_argument("--fork", action="store_true")
+    parser.add_argument("--log-steps")
     parser.add_argument("--endless", action="store_true")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     options = parser.parse_args()
@@ -98,6 +99,10 @@ def main() -> int:
         from counting import count
 
         counts = count()
+    if options.log_steps:
+        from counting import log_steps
+
+        log_steps(options.log_steps)
     if options.fork:
         fork_workers()
     llm = LLM(

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGKILL, of the engine's process or of the collector's: every step that ended is in the tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from profilemate import collector, recorder
+from tests.kv.children import Child, Tell, processes_with
+from tests.kv.recording import (
+    TABLES,
+    Clock,
+    Tables,
+    found,
+    hooks_only,
+    make_tables,
+    only_session,
+)
+from tests.support.scheduler import RequestMaker, answer, build_scheduler, trace_requests
+
+pytestmark = pytest.mark.usefixtures("hooks_on")
+
+REQUESTS = 250
+PATIENCE_SEC = 120
+
+
+def run(model: Path, clock: Clock, tell: Tell = lambda told: None) -> None:
+    """Run part of the trace on a clock that stands still in a step; tell each half step."""
+    scheduler = build_scheduler(model, 600)
+    pending = [request for _, request in trace_requests(RequestMaker(), REQUESTS)][::-1]
+    steps = 0
+    while pending or scheduler.has_unfinished_requests():
+        if pending:
+            scheduler.add_request(pending.pop())
+        clock.tick()
+        output = scheduler.schedule()
+        steps += 1
+        tell(["scheduled", steps])
+        clock.tick()
+        scheduler.update_from_output(output, answer(scheduler, output))
+        tell(["updated", steps])
+
+
+@pytest.fixture(scope="module")
+def whole(
+    model: Path, hooks_on: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """The tables of the story when nobody is killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    clock = Clock()
+    with hooks_only(folder, clock, name=found(folder, clock)):
+        run(model, clock)
+    return make_tables(only_session(folder), folder / "tables").bytes_of()
+
+
+def run_and_kill(model: Path, folder: Path, steps: int, *, with_collector: bool) -> int:
+    """Kill an engine that has come so far; returns the last step that it ended."""
+
+    def engine(tell: Tell) -> None:
+        clock = Clock()
+        name = found(folder, clock)
+        with hooks_only(folder, clock, name=name, collector=with_collector):
+            run(model, clock, tell)
+
+    child = Child(engine)
+    while child.next() != ["updated", steps]:
+        pass
+    child.kill()
+    told = list(child.rest())
+    assert child.end() == -signal.SIGKILL
+    return max([step for what, step in told if what == "updated"], default=steps)
+
+
+def check(tables: Tables, whole: dict[str, bytes], last_step: int) -> None:
+    """Everything up to the last step that ended is there, as without the kill."""
+    for table, content in tables.bytes_of().items():
+        # A row that is open at the end counts less than it would have.
+        closed = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
+        assert whole[table].startswith(content if table in CLOSED_AT_ONCE else closed), table
+    steps = tables.rows("scheduler_steps.csv")
+    assert sum(row["repeats"] for row in steps) in (last_step, last_step + 1)
+    metadata = tables.metadata
+    assert metadata["complete"]
+    (process,) = metadata["processes"]
+    assert (process["ended"], process["mismatches"]) == ("killed", 0)
+
+
+CLOSED_AT_ONCE = (
+    "kv_cache_usage.csv",
+    "kv_cache_allocations.csv",
+    "kv_cache_evictions.csv",
+    "requests.jsonl",
+)
+
+
+@pytest.mark.parametrize("steps", [1, 60, 170])
+def test_engine_killed(
+    model: Path, tmp_path: Path, whole: dict[str, bytes], steps: int
+) -> None:
+    """Nobody followed; ``finalize`` makes the tables."""
+    last = run_and_kill(model, tmp_path, steps, with_collector=False)
+    session = only_session(tmp_path)
+    collector.finalize(session)
+    check(Tables(session), whole, last)
+
+
+def test_engine_killed_beside_its_collector(
+    model: Path, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """The collector sees that the process is gone, completes the tables and goes, too."""
+    last = run_and_kill(model, tmp_path, 120, with_collector=True)
+    session = only_session(tmp_path)
+    wait_until_gone(session / "journal")
+    check(Tables(session), whole, last)
+    left = sorted(path.name for path in session.iterdir())
+    assert left == sorted([*TABLES, "kv_cache_summary.txt", "metadata.json"])
+    while processes_with(session):
+        time.sleep(0.05)
+
+
+def test_collector_killed(model: Path, tmp_path: Path) -> None:
+    """The engine goes on and its events are kept; ``finalize`` makes the tables anew."""
+    scheduler_steps = 0
+    with hooks_only(tmp_path, collector=True):
+        scheduler = build_scheduler(model, 200)
+        session = only_session(tmp_path)
+        pending = [request for _, request in trace_requests(RequestMaker(), 120)][::-1]
+        while pending or scheduler.has_unfinished_requests():
+            if pending:
+                scheduler.add_request(pending.pop())
+            output = scheduler.schedule()
+            scheduler.update_from_output(output, answer(scheduler, output))
+            scheduler_steps += 1
+            if scheduler_steps == 60:
+                kill_collector(session)
+        recorder.close_all()
+    assert (session / "journal").is_dir()
+    copy = tmp_path / "copy"
+    shutil.copytree(session, copy)
+    expected = make_tables(copy, tmp_path / "expected")
+    collector.finalize(session)
+    assert Tables(session).bytes_of() == expected.bytes_of()
+    steps = Tables(session).rows("scheduler_steps.csv")
+    assert sum(row["repeats"] for row in steps) == scheduler_steps
+    assert Tables(session).metadata["complete"]
+
+
+def kill_collector(session: Path) -> None:
+    """Wait for the first rows, and kill who wrote them."""
+    wait_until(session / "kv_cache_usage.csv")
+    (pid,) = processes_with(session)
+    os.kill(pid, signal.SIGKILL)
+    while processes_with(session):
+        time.sleep(0.05)
+
+
+def wait_until(path: Path) -> None:
+    """Wait for the file to be there."""
+    give_up = time.monotonic() + PATIENCE_SEC
+    while not path.exists():
+        assert time.monotonic() < give_up, f"{path} did not come"
+        time.sleep(0.05)
+
+
+def wait_until_gone(path: Path) -> None:
+    """Wait for the folder to be gone."""
+    give_up = time.monotonic() + PATIENCE_SEC
+    while path.exists():
+        assert time.monotonic() < give_up, f"{path} is still there"
+        time.sleep(0.05)

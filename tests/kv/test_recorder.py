@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may go wrong with the recording, and that vLLM does not notice."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profilemate import collector
+from profilemate.collector import CollectorError
+from profilemate.hooks import block_pool, kv_cache_manager, steps
+from profilemate.hooks.requests import Requests
+from profilemate.recorder import Recorder
+from tests.kv.children import Child, Tell, said
+from tests.kv.recording import (
+    Clock,
+    Tables,
+    found,
+    hooks_only,
+    journal_of,
+    make_tables,
+    only_session,
+)
+from tests.kv.transcript import arrivals, transcript
+from tests.support.scheduler import RequestMaker, build_scheduler, tokens
+
+pytestmark = pytest.mark.usefixtures("hooks_on")
+
+BLOCKS = 60
+
+
+@pytest.fixture(scope="module")
+def unprofiled(model: Path, hooks_on: None) -> list[Any]:
+    """What vLLM does with the workload when nothing is recorded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_PROFILING", "0")
+        return transcript(build_scheduler(model, BLOCKS), arrivals())
+
+
+def record(model: Path, sessions: Path) -> list[Any]:
+    """Record the workload on a clock that stands still; what vLLM did."""
+    clock = Clock()
+    with hooks_only(sessions, clock, name=found(sessions, clock)):
+        return transcript(build_scheduler(model, BLOCKS), arrivals())
+
+
+@pytest.fixture(scope="module")
+def whole(
+    model: Path, hooks_on: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """The tables of the workload when all goes well."""
+    folder = tmp_path_factory.mktemp("whole")
+    record(model, folder)
+    return make_tables(only_session(folder), folder / "tables").bytes_of()
+
+
+def check_prefix(tables: Tables, whole: dict[str, bytes]) -> None:
+    """What was recorded before something went wrong is as it would have been."""
+    for table in ("kv_cache_usage.csv", "kv_cache_allocations.csv", "kv_cache_evictions.csv"):
+        content = tables.bytes_of().get(table, b"")
+        assert whole[table].startswith(content)
+        assert len(content) < len(whole[table])
+
+
+def test_recording_changes_nothing(
+    model: Path, tmp_path: Path, unprofiled: list[Any]
+) -> None:
+    assert record(model, tmp_path) == unprofiled
+
+
+def test_switched_off_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hooks_only(tmp_path / "sessions"):
+        monkeypatch.setenv("VLLM_PROFILING", "0")
+        scheduler = build_scheduler(model, BLOCKS)
+        assert not {"schedule", "add_request"} & set(vars(scheduler))
+    assert not (tmp_path / "sessions").exists()
+
+
+@pytest.mark.parametrize("limit", [0, 10, 3_000, 9_000, 9_001, 9_100, 9_400, 20_000])
+def test_disk_that_fills(
+    model: Path,
+    tmp_path: Path,
+    unprofiled: list[Any],
+    whole: dict[str, bytes],
+    limit: int,
+) -> None:
+    """No file of the process may grow beyond so many bytes more than the header takes: one
+    line, what was written stays, and what is lost is counted."""
+    record(model, tmp_path / "free")
+    header = header_bytes(tmp_path / "free")
+
+    def engine(tell: Tell) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (header + limit, header + limit))
+        with said() as lines:
+            tell(record(model, tmp_path / "full"))
+        tell(lines)
+
+    child = Child(engine)
+    results, lines = child.rest()
+    assert child.end() == 0
+    assert results == json_values(unprofiled)
+    assert lines == [
+        "profilemate: engine 0: recording stopped, the journal cannot be written "
+        "(File too large); vLLM goes on"
+    ]
+    session = only_session(tmp_path / "full")
+    assert journal_of(session).stat().st_size <= header + limit
+    collector.finalize(session)
+    tables = Tables(session)
+    check_prefix(tables, whole)
+    if limit >= 3_000:
+        metadata = tables.metadata
+        assert not metadata["complete"]
+        assert metadata["dropped_events"] > 100
+        assert metadata["processes"][0]["hooks_failed"] == {"journal": "File too large"}
+
+
+def header_bytes(sessions: Path) -> int:
+    """Size of a journal that has its header and nothing else yet."""
+    journal = journal_of(only_session(sessions)).read_bytes()
+    magic = journal.index(b"\n") + 1
+    return magic + 12 + int.from_bytes(journal[magic : magic + 4], "little")
+
+
+def json_values(value: Any) -> Any:
+    """As it comes back from JSON."""
+    import json
+
+    return json.loads(json.dumps(value))
+
+
+def test_collector_reads_that_the_disk_filled(model: Path, tmp_path: Path) -> None:
+    """It has read the last frames already when they make room for saying what is lost."""
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("as a hook may")
+
+
+def fails_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises at its so many-th call and does its work up to then."""
+    calls = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise RuntimeError("as a hook may")
+        return function(*args, **kwargs)
+
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "where"),
+    [
+        (block_pool, "_record_free", "free_blocks"),
+        (block_pool, "_record_cached", "cache_full_blocks"),
+        (kv_cache_manager, "_leaving", "free"),
+        (steps.Steps, "_assign", "schedule"),
+        (steps.Steps, "updating", "update_from_output"),
+        (steps.Steps, "_write_update", "update_from_output"),
+        (Requests, "number", "add_request"),
+        (Requests, "finish", "_free_request"),
+    ],
+)
+def test_hook_that_raises(
+    model: Path,
+    tmp_path: Path,
+    unprofiled: list[Any],
+    whole: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    where: str,
+) -> None:
+    """Recording stops with one line, and is known to have; vLLM goes on as without it."""
+    monkeypatch.setattr(owner, name, fails_at(10, getattr(owner, name)))
+    with said() as lines:
+        assert record(model, tmp_path) == unprofiled
+    reason = "RuntimeError: as a hook may"
+    assert lines == [
+        f"profilemate: engine 0: recording stopped, {where} failed ({reason}); vLLM goes on"
+    ]
+    tables = make_tables(only_session(tmp_path), tmp_path / "tables")
+    check_prefix(tables, whole)
+    metadata = tables.metadata
+    assert not metadata["complete"]
+    (process,) = metadata["processes"]
+    assert process["hooks_failed"] == {where: reason}
+    assert process["ended"] == "exit"
+
+
+def test_hooks_are_taken_away(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failure the scheduler and its pool are as vLLM made them."""
+    monkeypatch.setattr(steps.Steps, "scheduled", broken)
+    with hooks_only(tmp_path), said():
+        scheduler = build_scheduler(model, BLOCKS)
+        manager = scheduler.kv_cache_manager
+        watched = [scheduler, manager, manager.block_pool]
+        assert all(hooked(instance) for instance in watched)
+        transcript(scheduler, arrivals(3))
+        assert not any(hooked(instance) for instance in watched)
+
+
+def hooked(instance: Any) -> list[str]:
+    """Methods of its class that the object has one of its own of."""
+    return [name for name in vars(instance) if callable(getattr(type(instance), name, None))]
+
+
+def test_request_that_cannot_be_described(model: Path, tmp_path: Path) -> None:
+    """vLLM takes a salt of bytes; a hook that does not is no reason to refuse the request."""
+    make = RequestMaker()
+    with hooks_only(tmp_path), said() as lines:
+        scheduler = build_scheduler(model, BLOCKS)
+        request = make("request 1", tokens(1, 40), 3, cache_salt=b"salt")
+        transcript(scheduler, [(0, request)])
+    assert request.is_finished()
+    assert len(lines) == 1
+    assert "add_request failed" in lines[0]
+
+
+def test_fork_writes_nothing_of_its_parents(model: Path, tmp_path: Path) -> None:
+    """The child goes on with the same scheduler, and then makes one of its own."""
+    clock = Clock()
+    with hooks_only(tmp_path, clock, name=found(tmp_path, clock)):
+        scheduler = build_scheduler(model, BLOCKS)
+        workload = arrivals()
+        transcript(scheduler, workload[:10])
+        session = only_session(tmp_path)
+        size = journal_of(session).stat().st_size
+
+        def fork(tell: Tell) -> None:
+            with said() as lines:
+                transcript(scheduler, [(0, request) for _, request in workload[10:20]])
+                tell(hooked(scheduler))
+                tell(journal_of(session).stat().st_size)
+                own = build_scheduler(model, BLOCKS)
+                transcript(own, [(0, request) for _, request in workload[20:30]])
+            tell(lines)
+
+        child = Child(fork)
+        assert list(child.rest()) == [[], size, []]
+        assert child.end() == 0
+        transcript(scheduler, [(0, request) for _, request in workload[10:]])
+    own_session = tmp_path / f"{session.name}_2"
+    assert sorted(tmp_path.glob("session_*")) == [session, own_session]
+    for folder, requests, ended in ((session, 40, "exit"), (own_session, 10, "killed")):
+        collector.finalize(folder)
+        tables = Tables(folder)
+        assert len(tables.requests()) == requests
+        assert tables.metadata["processes"][0]["ended"] == ended
+        assert tables.metadata["complete"]
+
+
+def test_finalize_on_a_full_disk_leaves_nothing_half_written(
+    model: Path, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """It says so in one line; with room it works."""
+    record(model, tmp_path)
+    session = only_session(tmp_path)
+
+    def finalize(tell: Tell) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+        try:
+            collector.finalize(session)
+        except CollectorError as error:
+            tell(str(error))
+
+    child = Child(finalize)
+    (message,) = child.rest()
+    assert child.end() == 0
+    assert message.startswith(f"cannot complete {session}: File too large")
+    assert "\n" not in message
+    assert [path.name for path in session.iterdir()] == ["journal"]
+    collector.finalize(session)
+    assert Tables(session).bytes_of() == whole
+
+
+def test_memory_of_a_recorder_that_lost_its_disk_stays_small(tmp_path: Path) -> None:
+    """What cannot be written is counted and let go."""
+    import os
+
+    fd = os.open("/dev/full", os.O_WRONLY)
+    with said() as lines:
+        recorder = Recorder(fd, {"producer": "engine"}, "engine 0")
+        for _ in range(100):
+            recorder.times += range(50)
+            recorder.words += range(500)
+            recorder.blobs.append(b"x" * 1_000)
+            recorder.flush()
+            assert not (recorder.times or recorder.words or recorder.blobs)
+        recorder.close()
+    assert recorder.dropped == 5_000
+    assert len(lines) == 1

@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,9 @@ class Child:
 
     def rest(self) -> Iterator[Any]:
         """Whatever it tells until it ends."""
-        while True:
-            try:
+        with suppress(EOFError):
+            while True:
                 yield self.next()
-            except EOFError:
-                return
 
     def kill(self) -> None:
         """SIGKILL: nothing of the child's runs any more."""

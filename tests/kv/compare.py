@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
+from itertools import pairwise
 from typing import Any
 
 from tests.kv.recording import Row, Tables
 from tests.support.oracle import SKIPPED, Life, Oracle, State
+
+Told = tuple[int, int, int, int, int]
+"""Held, cached, free, running and waiting of one usage row."""
 
 
 def microseconds(seconds: float) -> int:
@@ -53,11 +57,11 @@ def check_usage(tables: Tables, oracle: Oracle) -> None:
         assert all(
             abs(row["usage_pct"] - 100 * row["num_blocks"] / total) <= 0.00501 for row in mine
         )
-        assert not any(before == after for before, after in zip(told, told[1:]))
+        assert not any(before == after for before, after in pairwise(told))
         _check_states(told, [state for state in oracle.states if state.pool == number])
 
 
-def _check_states(told: list[tuple[int, ...]], states: list[State]) -> None:
+def _check_states(told: list[Told], states: list[State]) -> None:
     """Walk along both; a state that the oracle saw only part of must fit the row, too."""
     at = -1
     for state in states:
@@ -68,7 +72,7 @@ def _check_states(told: list[tuple[int, ...]], states: list[State]) -> None:
     assert at == len(told) - 1
 
 
-def _fits(told: tuple[int, ...], state: State) -> bool:
+def _fits(told: Told, state: State) -> bool:
     held, cached, free, running, waiting = told
     return (
         held == state.held
@@ -139,11 +143,11 @@ def check_moves(tables: Tables, oracle: Oracle, origin: int) -> None:
 
 def check_names(tables: Tables, oracle: Oracle, origin: int) -> None:
     """Whose doing each call was, the calls taken in order."""
-    told = defaultdict(list)
+    told: dict[Hashable, list[str]] = defaultdict(list)
     for row in tables.rows("kv_cache_allocations.csv"):
         key = (microseconds(row["timestamp_sec"]), row["event"], row["pool"])
         told[key] += [row["request_id"]] * row["num_blocks"]
-    counted = defaultdict(list)
+    counted: dict[Hashable, list[frozenset[str]]] = defaultdict(list)
     for move in oracle.moves:
         key = ((move.time - origin) // 1000, move.event, move.pool)
         counted[key] += [move.requests] * move.blocks
@@ -156,7 +160,7 @@ def check_evictions(tables: Tables, oracle: Oracle, origin: int) -> None:
     """Every column of every eviction; a content's number stands for one hash and no other."""
     rows = tables.rows("kv_cache_evictions.csv")
     assert len(rows) == len(oracle.evictions)
-    for row, seen in zip(rows, oracle.evictions):
+    for row, seen in zip(rows, oracle.evictions, strict=True):
         assert (
             microseconds(row["timestamp_sec"]),
             microseconds(row["lifetime_sec"]),
@@ -178,9 +182,8 @@ def check_evictions(tables: Tables, oracle: Oracle, origin: int) -> None:
         assert row["evicting_request"] == seen.evicting
         assert (row["pool"], row["group"]) == (seen.pool, seen.group)
         assert row["copies_left"] == seen.copies_left
-    check_one_to_one(
-        (row["content_id"], _hash(seen.content)) for row, seen in zip(rows, oracle.evictions)
-    )
+    ids = (row["content_id"] for row in rows)
+    check_one_to_one(zip(ids, (_hash(e.content) for e in oracle.evictions), strict=True))
 
 
 def check_means(tables: Tables, oracle: Oracle) -> None:
@@ -197,12 +200,12 @@ def check_means(tables: Tables, oracle: Oracle) -> None:
 
 def check_lookups(tables: Tables, oracle: Oracle) -> None:
     """Every lookup of every request, in order: what was asked for, what was found, what for."""
-    told = defaultdict(list)
+    told: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for row in tables.rows("prefix_cache_lookups.csv"):
         assert row["external_hit_tokens"] == 0
         outcome = (row["query_tokens"], row["hit_tokens"], row["kind"], row["admitted"])
         told[row["request_id"]] += [outcome] * row["lookups"]
-    counted = defaultdict(list)
+    counted: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for lookup in oracle.lookups:
         outcome = (lookup.query, lookup.hit, lookup.kind, int(lookup.admitted))
         counted[lookup.request].append(outcome)
@@ -211,7 +214,7 @@ def check_lookups(tables: Tables, oracle: Oracle) -> None:
 
 def check_steps(tables: Tables, oracle: Oracle) -> None:
     """Every step once, with what it scheduled; steps that scheduled nothing may share a row."""
-    told = []
+    told: list[tuple[int, ...]] = []
     for row in tables.rows("scheduler_steps.csv"):
         assert row["step"] == len(told) + 1
         assert row["scheduled_tokens"] == row["prefill_tokens"] + row["decode_tokens"]
@@ -305,7 +308,7 @@ def _same(told: float | None, nanoseconds: int | None) -> bool:
 def check_prefix_ids(tables: Tables, oracle: Oracle) -> None:
     """Two prompts have the same id at a length just where their first so many tokens are equal."""
     lengths = tables.metadata["prefix_lengths"]
-    pairs = []
+    pairs: list[tuple[int, tuple[int, ...]]] = []
     for name, row in tables.requests().items():
         prompt = oracle.lives[name].prompt
         expected = [length for length in lengths if length <= len(prompt)]
@@ -357,5 +360,3 @@ def check_everything(
     check_requests(tables, oracle, block_size, caching=caching)
     check_request_times(tables, oracle, origin)
     check_prefix_ids(tables, oracle)
-
-

@@ -65,11 +65,12 @@ def hooks_only(
     test makes the tables when it wants them.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("VLLM_PROFILING")]:
-            patch.delenv(name)
+        for variable in [name for name in os.environ if name.startswith("VLLM_PROFILING")]:
+            patch.delenv(variable)
         patch.setenv("VLLM_PROFILING_DIR", str(sessions))
-        # Set, so that the name which the first scheduler makes is taken away again.
+        # Set, so that what is left for child processes is taken away again.
         patch.setenv("VLLM_PROFILING_SESSION", name)
+        patch.setenv("VLLM_PROFILING_FAILED", "")
         if not collector:
             patch.setattr(launch, "start", lambda directory: None)
         if clock is not None:

@@ -74,9 +74,7 @@ class Recording:
 
 
 @pytest.fixture(scope="module")
-def recording(
-    model: Path, hooks_on: None, tmp_path_factory: pytest.TempPathFactory
-) -> Recording:
+def recording(model: Path, hooks_on: None, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """The process ended in good order, with its work half done."""
     folder = tmp_path_factory.mktemp("recording")
     clock = Clock()
@@ -156,7 +154,9 @@ def check_prefix(session: Path, recording: Recording) -> None:
     for table, content in ended.bytes_of().items():
         assert content.startswith(closed.get(table, b""))
     steps = ended.rows("scheduler_steps.csv")
-    numbers = [number for row in steps for number in range(row["step"], row["step"] + row["repeats"])]
+    numbers = [
+        number for row in steps for number in range(row["step"], row["step"] + row["repeats"])
+    ]
     assert numbers == list(range(1, len(numbers) + 1))
     (process,) = ended.metadata["processes"]
     assert process["problem"] is None
@@ -210,7 +210,7 @@ def test_a_journal_that_goes_on_is_not_finalized(
 
 def test_a_file_that_is_no_journal_is_named(recording: Recording) -> None:
     with session_with(recording, b"PK" + recording.journal) as session:
-        with pytest.raises(CollectorError, match="engine0.journal is not a profilemate journal"):
+        with pytest.raises(CollectorError, match=r"engine0\.journal is not a profilemate journal"):
             collector.finalize(session)
         assert not [path for path in session.iterdir() if path.name != "journal"]
 
@@ -241,5 +241,3 @@ def test_several_journals_are_replayed_in_the_order_of_their_times(recording: Re
             times = [row["timestamp_sec"] for row in tables.rows(table)]
             assert times == sorted(times)
         assert len(tables.metadata["processes"]) == 2
-
-

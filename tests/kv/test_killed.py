@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGKILL, of the engine's process or of the collector's: every step that ended is in the tables."""
+"""SIGKILL, of the engine's process or of the collector's: each step that ended is in the tables."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ CLOSED_AT_ONCE = (
 
 
 @pytest.mark.parametrize("steps", [1, 60, 170])
-def test_engine_killed(
-    model: Path, tmp_path: Path, whole: dict[str, bytes], steps: int
-) -> None:
+def test_engine_killed(model: Path, tmp_path: Path, whole: dict[str, bytes], steps: int) -> None:
     """Nobody followed; ``finalize`` makes the tables."""
     last = run_and_kill(model, tmp_path, steps, with_collector=False)
     session = only_session(tmp_path)
@@ -128,7 +126,7 @@ def test_collector_killed(model: Path, tmp_path: Path) -> None:
     """The engine goes on and its events are kept; ``finalize`` makes the tables anew."""
     scheduler_steps = 0
     with hooks_only(tmp_path, collector=True):
-        scheduler = build_scheduler(model, 200)
+        scheduler = build_scheduler(model, 600)
         session = only_session(tmp_path)
         pending = [request for _, request in trace_requests(RequestMaker(), 120)][::-1]
         while pending or scheduler.has_unfinished_requests():

@@ -14,9 +14,7 @@ from tests.kv.workload import Abort, Add, Driver, Operation, Setting, Steps, sch
 pytestmark = pytest.mark.usefixtures("hooks_on")
 
 SHARED = 64
-IN_FLIGHT = Setting(
-    blocks=40, max_num_batched_tokens=512, asynchronous=True, parking=True, lag=1
-)
+IN_FLIGHT = Setting(blocks=40, max_num_batched_tokens=512, asynchronous=True, parking=True, lag=1)
 
 
 def run(model: Path, folder: Path, operations: list[Operation]) -> Tables:
@@ -50,8 +48,8 @@ def test_parked_blocks_are_held_until_they_come_back(model: Path, tmp_path: Path
 def test_the_last_to_let_go_is_named(model: Path, tmp_path: Path) -> None:
     """Two requests share four blocks and are aborted in flight, the one that took them up
     first: the other one's parked blocks are the last to come back."""
-    both = [Add(0, SHARED, 16, 8), Steps(2), Add(0, SHARED, 16, 8), Steps(2)]
-    sweep = [Steps(2), Add(1, 0, 500, 1), Steps(2), Add(1, 0, 500, 1)]
+    both: list[Operation] = [Add(0, SHARED, 16, 8), Steps(2), Add(0, SHARED, 16, 8), Steps(2)]
+    sweep: list[Operation] = [Steps(2), Add(1, 0, 500, 1), Steps(2), Add(1, 0, 500, 1)]
     tables = run(model, tmp_path, [*both, Abort(1), Abort(0), *sweep])
     assert moves(tables, "reuse") == [("request 2", 4)]
     freed = moves(tables, "free")

@@ -41,7 +41,7 @@ def with_second_pool(model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_two_pools(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pool's blocks are counted in its own rows, also those that vLLM hands over to it."""
     operations: list[Operation] = []
-    for family in range(12):
+    for family in range(40):
         operations += [Add(family % 3, 48, 30 + family, 12), Steps(2 + family % 3)]
         operations += [Abort(family)] * (family % 4 == 0)
     clock = Clock()
@@ -63,7 +63,8 @@ def test_two_pools(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_unpinned_blocks(model: Path, tmp_path: Path) -> None:
     """Blocks that nobody's request holds are let go through ``unpin_blocks``, told who is next."""
-    clock, reused = Clock(), []
+    clock = Clock()
+    reused: list[Any] = []
     setting = Setting(blocks=30, max_num_batched_tokens=512)
     with recorded(tmp_path, clock) as oracle:
         scheduler = scheduler_for(model, setting)

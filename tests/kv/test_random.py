@@ -25,9 +25,7 @@ def test_full_attention(model: Path, setting: Setting, operations: list[Operatio
 
 @settings(max_examples=120)
 @given(setting=workload.settings, operations=workload.operations)
-def test_beside_sliding_windows(
-    model: Path, setting: Setting, operations: list[Operation]
-) -> None:
+def test_beside_sliding_windows(model: Path, setting: Setting, operations: list[Operation]) -> None:
     run(model, replace(setting, groups="window", blocks=3 * setting.blocks), operations)
 
 

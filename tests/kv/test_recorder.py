@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import resource
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from profilemate import collector
+from profilemate import collector, recorder
 from profilemate.collector import CollectorError
+from profilemate.collector.follow import Follower
 from profilemate.hooks import block_pool, kv_cache_manager, steps
 from profilemate.hooks.requests import Requests
 from profilemate.recorder import Recorder
@@ -66,9 +70,7 @@ def check_prefix(tables: Tables, whole: dict[str, bytes]) -> None:
         assert len(content) < len(whole[table])
 
 
-def test_recording_changes_nothing(
-    model: Path, tmp_path: Path, unprofiled: list[Any]
-) -> None:
+def test_recording_changes_nothing(model: Path, tmp_path: Path, unprofiled: list[Any]) -> None:
     assert record(model, tmp_path) == unprofiled
 
 
@@ -93,7 +95,8 @@ def test_disk_that_fills(
     """No file of the process may grow beyond so many bytes more than the header takes: one
     line, what was written stays, and what is lost is counted."""
     record(model, tmp_path / "free")
-    header = header_bytes(tmp_path / "free")
+    free = journal_of(only_session(tmp_path / "free")).read_bytes()
+    header = header_bytes(free)
 
     def engine(tell: Tell) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (header + limit, header + limit))
@@ -105,38 +108,79 @@ def test_disk_that_fills(
     results, lines = child.rest()
     assert child.end() == 0
     assert results == json_values(unprofiled)
-    assert lines == [
+    (line,) = lines
+    assert line == (
         "profilemate: engine 0: recording stopped, the journal cannot be written "
         "(File too large); vLLM goes on"
-    ]
+    )
     session = only_session(tmp_path / "full")
-    assert journal_of(session).stat().st_size <= header + limit
+    session_journal = journal_of(session).read_bytes()
+    assert len(session_journal) <= header + limit
     collector.finalize(session)
     tables = Tables(session)
     check_prefix(tables, whole)
     if limit >= 3_000:
         metadata = tables.metadata
         assert not metadata["complete"]
-        assert metadata["dropped_events"] > 100
+        kept = events_in(session_journal)
+        assert kept + metadata["dropped_events"] == events_in(free)
         assert metadata["processes"][0]["hooks_failed"] == {"journal": "File too large"}
 
 
-def header_bytes(sessions: Path) -> int:
-    """Size of a journal that has its header and nothing else yet."""
-    journal = journal_of(only_session(sessions)).read_bytes()
-    magic = journal.index(b"\n") + 1
-    return magic + 12 + int.from_bytes(journal[magic : magic + 4], "little")
+def frames_of(journal: bytes) -> list[tuple[int, bytes]]:
+    """Kind and payload of every frame."""
+    frames, at = [], journal.index(b"\n") + 1
+    while at < len(journal):
+        length, _, kind = struct.unpack_from("<III", journal, at)
+        frames.append((kind, journal[at + 12 : at + 12 + length]))
+        at += 12 + length
+    return frames
+
+
+def header_bytes(journal: bytes) -> int:
+    """Size of the journal when it has its header and nothing else yet."""
+    return journal.index(b"\n") + 1 + 12 + len(frames_of(journal)[0][1])
+
+
+def events_in(journal: bytes) -> int:
+    """How many events the journal holds, each counted by its times."""
+    return sum(
+        int.from_bytes(payload[:4], "little") for kind, payload in frames_of(journal) if kind == 2
+    )
 
 
 def json_values(value: Any) -> Any:
     """As it comes back from JSON."""
-    import json
-
     return json.loads(json.dumps(value))
 
 
-def test_collector_reads_that_the_disk_filled(model: Path, tmp_path: Path) -> None:
-    """It has read the last frames already when they make room for saying what is lost."""
+@pytest.mark.parametrize("limit", [9_000, 9_100, 9_200, 9_300, 9_400])
+def test_collector_learns_that_the_disk_filled(model: Path, tmp_path: Path, limit: int) -> None:
+    """It had read the last frames already when they made room for saying what is lost."""
+    record(model, tmp_path / "free")
+    header = header_bytes(journal_of(only_session(tmp_path / "free")).read_bytes())
+    sessions, target = tmp_path / "full", tmp_path / "tables"
+    target.mkdir()
+
+    def engine(tell: Tell) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (header + limit, header + limit))
+        with said(), hooks_only(sessions, Clock()):
+            scheduler = build_scheduler(model, BLOCKS)
+            follower = Follower(only_session(sessions), target)
+            follower.discover()
+            transcript(scheduler, arrivals(), after_step=follower.read)
+            (producer,) = follower.ordered()
+            tell(producer.status)
+            recorder.close_all()
+            follower.read()
+            tell([producer.status, producer.alive])
+
+    child = Child(engine)
+    early, (late, alive) = child.rest()
+    assert child.end() == 0
+    assert early["failed"] == {"journal": "File too large"}
+    assert 0 < early["dropped_events"] <= late["dropped_events"]
+    assert not alive
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -158,16 +202,17 @@ def fails_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "where"),
+    ("owner", "name", "call", "where"),
     [
-        (block_pool, "_record_free", "free_blocks"),
-        (block_pool, "_record_cached", "cache_full_blocks"),
-        (kv_cache_manager, "_leaving", "free"),
-        (steps.Steps, "_assign", "schedule"),
-        (steps.Steps, "updating", "update_from_output"),
-        (steps.Steps, "_write_update", "update_from_output"),
-        (Requests, "number", "add_request"),
-        (Requests, "finish", "_free_request"),
+        (block_pool, "_record_free", 10, "free_blocks"),
+        (block_pool, "_record_cached", 10, "cache_full_blocks"),
+        (kv_cache_manager, "_leaving", 10, "free"),
+        (steps.Steps, "_assign", 10, "schedule"),
+        (steps.Steps, "updating", 10, "update_from_output"),
+        (steps.Steps, "_write_update", 10, "update_from_output"),
+        (Requests, "number", 2, "add_request"),
+        (Requests, "number", 5, "get_computed_blocks"),
+        (Requests, "finish", 10, "_free_request"),
     ],
 )
 def test_hook_that_raises(
@@ -178,10 +223,11 @@ def test_hook_that_raises(
     monkeypatch: pytest.MonkeyPatch,
     owner: Any,
     name: str,
+    call: int,
     where: str,
 ) -> None:
     """Recording stops with one line, and is known to have; vLLM goes on as without it."""
-    monkeypatch.setattr(owner, name, fails_at(10, getattr(owner, name)))
+    monkeypatch.setattr(owner, name, fails_at(call, getattr(owner, name)))
     with said() as lines:
         assert record(model, tmp_path) == unprofiled
     reason = "RuntimeError: as a hook may"
@@ -197,9 +243,7 @@ def test_hook_that_raises(
     assert process["ended"] == "exit"
 
 
-def test_hooks_are_taken_away(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_are_taken_away(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure the scheduler and its pool are as vLLM made them."""
     monkeypatch.setattr(steps.Steps, "scheduled", broken)
     with hooks_only(tmp_path), said():
@@ -253,11 +297,11 @@ def test_fork_writes_nothing_of_its_parents(model: Path, tmp_path: Path) -> None
         transcript(scheduler, [(0, request) for _, request in workload[10:]])
     own_session = tmp_path / f"{session.name}_2"
     assert sorted(tmp_path.glob("session_*")) == [session, own_session]
-    for folder, requests, ended in ((session, 40, "exit"), (own_session, 10, "killed")):
+    for folder, requests in ((session, 40), (own_session, 10)):
         collector.finalize(folder)
         tables = Tables(folder)
         assert len(tables.requests()) == requests
-        assert tables.metadata["processes"][0]["ended"] == ended
+        assert tables.metadata["processes"][0]["ended"] == "exit"
         assert tables.metadata["complete"]
 
 
@@ -285,19 +329,17 @@ def test_finalize_on_a_full_disk_leaves_nothing_half_written(
     assert Tables(session).bytes_of() == whole
 
 
-def test_memory_of_a_recorder_that_lost_its_disk_stays_small(tmp_path: Path) -> None:
+def test_memory_of_a_recorder_that_lost_its_disk_stays_small() -> None:
     """What cannot be written is counted and let go."""
-    import os
-
     fd = os.open("/dev/full", os.O_WRONLY)
     with said() as lines:
-        recorder = Recorder(fd, {"producer": "engine"}, "engine 0")
+        lost = Recorder(fd, {"producer": "engine"}, "engine 0")
         for _ in range(100):
-            recorder.times += range(50)
-            recorder.words += range(500)
-            recorder.blobs.append(b"x" * 1_000)
-            recorder.flush()
-            assert not (recorder.times or recorder.words or recorder.blobs)
-        recorder.close()
-    assert recorder.dropped == 5_000
+            lost.times += range(50)
+            lost.words += range(500)
+            lost.blobs.append(b"x" * 1_000)
+            lost.flush()
+            assert (lost.times, lost.words, lost.blobs) == ([], [], [])
+        lost.close()
+    assert lost.dropped == 5_000
     assert len(lines) == 1

@@ -71,9 +71,7 @@ def as_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: somebody)
 
 
-def test_another_users_session_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_session_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / NAME).mkdir()
     as_somebody_else(monkeypatch)
     with pytest.raises(SessionError, match="is not a folder of yours"):
@@ -94,9 +92,7 @@ def test_another_users_base_folder_is_refused(
         session.claim(base, NAME, "engine0")
 
 
-def test_a_folder_that_cannot_be_made_is_named(
-    model: Path, hooks_on: None, tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_made_is_named(model: Path, hooks_on: None, tmp_path: Path) -> None:
     """One line that says what to do; vLLM has its scheduler."""
     (tmp_path / "file").write_text("")
     with said() as lines, hooks_only(tmp_path / "file" / "sessions"):

@@ -25,7 +25,11 @@ BLOCK = 16
 
 @pytest.mark.parametrize(
     ("blocks", "allocated", "evicted", "reused"),
-    [(1_000, 79_071, 75_245, 3_255), (2_000, 78_438, 73_612, 3_888), (16_000, 61_674, 42_848, 20_652)],
+    [
+        (1_000, 79_071, 75_245, 3_255),
+        (2_000, 78_438, 73_612, 3_888),
+        (16_000, 61_674, 42_848, 20_652),
+    ],
 )
 def test_whole_trace(
     model: Path, tmp_path: Path, blocks: int, allocated: int, evicted: int, reused: int
@@ -105,9 +109,7 @@ def check_summary(tables: Tables, oracle: Oracle) -> None:
         pytest.param(50, {"max_num_batched_tokens": 128}, id="chunked prefill"),
     ],
 )
-def test_preemption(
-    model: Path, tmp_path: Path, blocks: int, arguments: dict[str, Any]
-) -> None:
+def test_preemption(model: Path, tmp_path: Path, blocks: int, arguments: dict[str, Any]) -> None:
     clock = Clock()
     origin = clock.now
     caching = bool(arguments.get("enable_prefix_caching", True))

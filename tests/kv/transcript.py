@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.support.scheduler import RequestMaker, answer, tokens
@@ -19,15 +20,19 @@ def arrivals(count: int = 40) -> list[Arrival]:
     ]
 
 
-def transcript(scheduler: Any, workload: list[Arrival]) -> list[Any]:
+def transcript(
+    scheduler: Any, workload: list[Arrival], after_step: Callable[[], object] = lambda: None
+) -> list[Any]:
     """Each step's schedule and results, in plain values."""
-    waiting, steps = workload[::-1], []
+    waiting = workload[::-1]
+    steps: list[Any] = []
     while waiting or scheduler.has_unfinished_requests():
         while waiting and waiting[-1][0] <= len(steps):
             scheduler.add_request(waiting.pop()[1])
         output = scheduler.schedule()
         results = scheduler.update_from_output(output, answer(scheduler, output))
         steps.append([_scheduled(output), _results(results)])
+        after_step()
     return steps
 
 

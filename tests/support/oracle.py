@@ -363,7 +363,7 @@ class Oracle:
         return self._cache(original, pool, args, kwargs, _partial_block)
 
     def _cache(self, original: Any, pool: Any, args: Any, kwargs: Any, blocks_of: Any) -> Any:
-        given = dict(zip(_parameters(original), args)) | kwargs
+        given = dict(zip(_parameters(original), args, strict=False)) | kwargs
         request, group = given["request"], given["kv_cache_group_id"]
         blocks = [(block, tokens) for block, tokens in blocks_of(given) if not block.is_null]
         before = {block.block_id: block.block_hash for block, _ in blocks}
@@ -523,7 +523,7 @@ class Oracle:
         now = time.monotonic_ns()
         cached = output.scheduled_cached_reqs
         starts = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
-        resumed = dict(zip(cached.req_ids, cached.num_computed_tokens))
+        resumed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         starts.update({name: resumed[name] for name in cached.resumed_req_ids})
         for name, hit in starts.items():
             life, before[name] = self.lives[name], hit
@@ -606,7 +606,7 @@ class Oracle:
         return original(scheduler, request, *args, **kwargs)
 
 
-_POOL_METHODS = {
+_POOL_METHODS: dict[str, Callable[..., Any]] = {
     "get_new_blocks": Oracle._get_new_blocks,
     "touch": Oracle._touch,
     "free_blocks": Oracle._free_blocks,
@@ -617,13 +617,13 @@ _POOL_METHODS = {
     "reset_prefix_cache": Oracle._reset,
     "move_block_hashes": Oracle._move_hashes,
 }
-_MANAGER_METHODS = {
+_MANAGER_METHODS: dict[str, Callable[..., Any]] = {
     "allocate_slots": Oracle._allocate_slots,
     "free": Oracle._free,
     "pop_blocks_for_free": Oracle._park,
     "get_computed_blocks": Oracle._get_computed_blocks,
 }
-_SCHEDULER_METHODS = {
+_SCHEDULER_METHODS: dict[str, Callable[..., Any]] = {
     "schedule": Oracle._schedule,
     "update_from_output": Oracle._update_from_output,
     "_free_request": Oracle._free_request,

@@ -58,13 +58,12 @@ def on_this_machine(seconds: float) -> float:
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> Any:
-    """Wait until ``condition`` returns something true, and return that."""
+def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> None:
+    """Wait until ``condition`` returns something true."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
+    while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
         time.sleep(0.05)
-    return found
 
 
 def wait_until_settled(base: Path) -> None:
@@ -121,10 +120,7 @@ def write_model(folder: Path) -> Path:
 
 
 class Lab:
-    """A folder with the model, in which engines run; sessions of each go to a folder of its own.
-
-    ``environment`` is a user's shell without a network.
-    """
+    """A folder with the model, in which engines run; each run has a name and a folder in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -135,7 +131,7 @@ class Lab:
         return self.folder / name / "sessions"
 
     def environment(self, name: str, *, profiled: bool = True, **variables: str) -> dict[str, str]:
-        """The variables for the run of this name; with ``profiled``, PYTHONPATH has us."""
+        """A user's variables, without a network; with ``profiled``, we are on PYTHONPATH."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -291,7 +287,7 @@ def metric(page: str, name: str, **labels: str) -> float:
 class Answer:
     """An answer that a server streams, token by token."""
 
-    def __init__(self, port: int, prompt: Sequence[int], max_tokens: int, **fields: Any) -> None:
+    def __init__(self, port: int, prompt: Sequence[int], max_tokens: int) -> None:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=END_SECONDS)
@@ -303,7 +299,6 @@ class Answer:
             "stream": True,
             "return_token_ids": True,
             "ignore_eos": True,
-            **fields,
         }
         self._connection.request(
             "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
@@ -333,9 +328,9 @@ class Answer:
                 self.finish_reason = choice["finish_reason"] or self.finish_reason
 
 
-def answer(port: int, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Answer:
+def answer(port: int, prompt: Sequence[int], max_tokens: int) -> Answer:
     """A whole answer."""
-    asked = Answer(port, prompt, max_tokens, **fields).read()
+    asked = Answer(port, prompt, max_tokens).read()
     asked.close()
     return asked
 
@@ -485,26 +480,29 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
-def assert_sound(session: Path, ranks: Sequence[int] = (0,)) -> None:
-    """A session that ended well has everything, and its numbers agree with each other."""
-    known = metadata(session)
-    assert known["complete"]
-    assert known["dropped_events"] == 0
-    assert [process["rank"] for process in known["processes"]] == list(ranks)
-    for process in known["processes"]:
-        assert process["hooks_missing"] == process["hooks_failed"] == {}
-        assert process["problem"] is None
-        # The free blocks that the pool counted, against those that the events lead to.
-        assert process["mismatches"] == 0
-    assert not (session / "journal").exists()
-    usage = rows(session, "kv_cache_usage")
-    for row in usage:
+def assert_usage_adds_up(session: Path) -> None:
+    """Every block is held, cached or free, and the percentage is vLLM's."""
+    for row in rows(session, "kv_cache_usage"):
         held, cached, free = (int(row[f"{state}_blocks"]) for state in ("num", "cached", "free"))
         assert held + cached + free == int(row["total_blocks"]) == TOTAL_BLOCKS
         assert float(row["usage_pct"]) == pytest.approx(100 * held / TOTAL_BLOCKS, abs=0.006)
-    for rank in ranks:
-        last = [row for row in usage if row["engine"] == str(rank)][-1]
-        assert (last["usage_pct"], last["num_blocks"], last["running_reqs"]) == ("0.00", "0", "0")
+
+
+def assert_sound(session: Path) -> None:
+    """One engine that ended well has everything, and its numbers agree with each other."""
+    known = metadata(session)
+    assert known["complete"]
+    assert known["dropped_events"] == 0
+    (process,) = known["processes"]
+    assert process["rank"] == 0
+    assert process["hooks_missing"] == process["hooks_failed"] == {}
+    assert process["problem"] is None
+    # The free blocks that the pool counted, against those that the events lead to.
+    assert process["mismatches"] == 0
+    assert not (session / "journal").exists()
+    assert_usage_adds_up(session)
+    last = rows(session, "kv_cache_usage")[-1]
+    assert (last["usage_pct"], last["num_blocks"], last["running_reqs"]) == ("0.00", "0", "0")
 
 
 def assert_answered(session: Path, result: dict[str, Any]) -> None:

@@ -54,6 +54,10 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         **described,
     }
     recorder = Recorder(place.fd, header, f"engine {rank}")
+    if not recorder.active:
+        recorder.close()
+        place.journal.unlink(missing_ok=True)
+        return
     requests = Requests(recorder, place.founding.key, not facts.is_plain(scheduler))
     recorded_steps = steps.Steps(scheduler, pools, recorder, requests)
     context = block_pool.FreeContext()

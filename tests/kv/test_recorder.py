@@ -84,7 +84,7 @@ def test_switched_off_leaves_nothing(
     assert not (tmp_path / "sessions").exists()
 
 
-@pytest.mark.parametrize("limit", [0, 10, 3_000, 9_000, 9_001, 9_100, 9_400, 20_000])
+@pytest.mark.parametrize("limit", [10, 100, 3_000, 9_000, 9_001, 9_100, 9_400, 20_000])
 def test_disk_that_fills(
     model: Path,
     tmp_path: Path,
@@ -125,6 +125,25 @@ def test_disk_that_fills(
         kept = events_in(session_journal)
         assert kept + metadata["dropped_events"] == events_in(free)
         assert metadata["processes"][0]["hooks_failed"] == {"journal": "File too large"}
+
+
+def test_disk_without_room_for_a_header(model: Path, tmp_path: Path, unprofiled: list[Any]) -> None:
+    """One line, and nothing that a collector could take for a journal about to be written."""
+
+    def engine(tell: Tell) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
+        with said() as lines:
+            tell(record(model, tmp_path))
+        tell(lines)
+
+    child = Child(engine)
+    results, lines = child.rest()
+    assert child.end() == 0
+    assert results == json_values(unprofiled)
+    assert len(lines) == 1
+    session = only_session(tmp_path)
+    assert not list((session / "journal").glob("*.journal"))
+    collector.finalize(session)
 
 
 def frames_of(journal: bytes) -> list[tuple[int, bytes]]:

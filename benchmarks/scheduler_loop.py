@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import os
 import random
 import statistics
@@ -36,6 +37,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["VLLM_PROFILING_DIR"] = f"{scratch}/sessions"
+        # Hooks wait for vLLM only where profiling is on as it is imported.
+        os.environ["VLLM_PROFILING"] = "1"
+        importlib.import_module("vllm.v1.core.sched.scheduler")
         model = write_model(Path(scratch, "model"))
         changes = [compare(model, options) for _ in range(options.repeats)]
     print(

@@ -17,19 +17,19 @@ from tests.kv.workload import Driver, Operation, Setting, scheduler_for
 pytestmark = pytest.mark.usefixtures("hooks_on")
 
 
-@settings(max_examples=200)
+@settings(max_examples=250)
 @given(setting=workload.settings, operations=workload.operations)
 def test_full_attention(model: Path, setting: Setting, operations: list[Operation]) -> None:
     run(model, setting, operations)
 
 
-@settings(max_examples=100)
+@settings(max_examples=120)
 @given(setting=workload.settings, operations=workload.operations)
 def test_beside_sliding_windows(model: Path, setting: Setting, operations: list[Operation]) -> None:
     run(model, replace(setting, groups="window", blocks=3 * setting.blocks), operations)
 
 
-@settings(max_examples=100)
+@settings(max_examples=120)
 @given(setting=workload.settings, operations=workload.operations)
 def test_beside_mamba_states(model: Path, setting: Setting, operations: list[Operation]) -> None:
     """Contents that end inside a block, copies on write, and contents that move."""

@@ -113,7 +113,7 @@ rare = st.one_of(
     st.builds(Evict, st.integers(0, 5), st.integers(1, 4)),
     st.builds(Wait, st.sampled_from([1, 300, 1_200])),
 )
-operations = st.lists(st.one_of(adds, adds, steps, steps, rare), min_size=12, max_size=60)
+operations = st.lists(st.one_of(adds, adds, steps, steps, rare), min_size=1, max_size=40)
 settings = st.builds(
     Setting,
     blocks=st.integers(4, 40),

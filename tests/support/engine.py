@@ -58,12 +58,13 @@ def on_this_machine(seconds: float) -> float:
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> None:
-    """Wait until ``condition`` returns something true."""
+def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> Any:
+    """Wait until ``condition`` returns something true, and return that."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
         time.sleep(0.05)
+    return found
 
 
 def wait_until_settled(base: Path) -> None:
@@ -120,7 +121,10 @@ def write_model(folder: Path) -> Path:
 
 
 class Lab:
-    """A folder with the model, in which engines run; each run has a name and a folder in it."""
+    """A folder with the model, in which engines run; sessions of each go to a folder of its own.
+
+    ``environment`` is a user's shell without a network.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -131,7 +135,7 @@ class Lab:
         return self.folder / name / "sessions"
 
     def environment(self, name: str, *, profiled: bool = True, **variables: str) -> dict[str, str]:
-        """A user's variables, without a network; with ``profiled``, we are on PYTHONPATH."""
+        """The variables for the run of this name; with ``profiled``, PYTHONPATH has us."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -287,7 +291,7 @@ def metric(page: str, name: str, **labels: str) -> float:
 class Answer:
     """An answer that a server streams, token by token."""
 
-    def __init__(self, port: int, prompt: Sequence[int], max_tokens: int) -> None:
+    def __init__(self, port: int, prompt: Sequence[int], max_tokens: int, **fields: Any) -> None:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=END_SECONDS)
@@ -299,6 +303,7 @@ class Answer:
             "stream": True,
             "return_token_ids": True,
             "ignore_eos": True,
+            **fields,
         }
         self._connection.request(
             "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
@@ -328,9 +333,9 @@ class Answer:
                 self.finish_reason = choice["finish_reason"] or self.finish_reason
 
 
-def answer(port: int, prompt: Sequence[int], max_tokens: int) -> Answer:
+def answer(port: int, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Answer:
     """A whole answer."""
-    asked = Answer(port, prompt, max_tokens).read()
+    asked = Answer(port, prompt, max_tokens, **fields).read()
     asked.close()
     return asked
 
@@ -480,29 +485,26 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
-def assert_usage_adds_up(session: Path) -> None:
-    """Every block is held, cached or free, and the percentage is vLLM's."""
-    for row in rows(session, "kv_cache_usage"):
-        held, cached, free = (int(row[f"{state}_blocks"]) for state in ("num", "cached", "free"))
-        assert held + cached + free == int(row["total_blocks"]) == TOTAL_BLOCKS
-        assert float(row["usage_pct"]) == pytest.approx(100 * held / TOTAL_BLOCKS, abs=0.006)
-
-
-def assert_sound(session: Path) -> None:
-    """One engine that ended well has everything, and its numbers agree with each other."""
+def assert_sound(session: Path, ranks: Sequence[int] = (0,)) -> None:
+    """A session that ended well has everything, and its numbers agree with each other."""
     known = metadata(session)
     assert known["complete"]
     assert known["dropped_events"] == 0
-    (process,) = known["processes"]
-    assert process["rank"] == 0
-    assert process["hooks_missing"] == process["hooks_failed"] == {}
-    assert process["problem"] is None
-    # The free blocks that the pool counted, against those that the events lead to.
-    assert process["mismatches"] == 0
+    assert [process["rank"] for process in known["processes"]] == list(ranks)
+    for process in known["processes"]:
+        assert process["hooks_missing"] == process["hooks_failed"] == {}
+        assert process["problem"] is None
+        # The free blocks that the pool counted, against those that the events lead to.
+        assert process["mismatches"] == 0
     assert not (session / "journal").exists()
-    assert_usage_adds_up(session)
-    last = rows(session, "kv_cache_usage")[-1]
-    assert (last["usage_pct"], last["num_blocks"], last["running_reqs"]) == ("0.00", "0", "0")
+    usage = rows(session, "kv_cache_usage")
+    for row in usage:
+        held, cached, free = (int(row[f"{state}_blocks"]) for state in ("num", "cached", "free"))
+        assert held + cached + free == int(row["total_blocks"]) == TOTAL_BLOCKS
+        assert float(row["usage_pct"]) == pytest.approx(100 * held / TOTAL_BLOCKS, abs=0.006)
+    for rank in ranks:
+        last = [row for row in usage if row["engine"] == str(rank)][-1]
+        assert (last["usage_pct"], last["num_blocks"], last["running_reqs"]) == ("0.00", "0", "0")
 
 
 def assert_answered(session: Path, result: dict[str, Any]) -> None:

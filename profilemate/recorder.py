@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hot path: what hooks append to, written out once a step.
+"""The hot path: what hooks append to, and how it gets into the journal.
 
-A hook appends to the public lists directly, in the order that profilemate.events gives, and the
-hook that ends a step calls ``flush``. Nothing here formats, locks or allocates per event.
+A hook appends to the columns of ``log`` directly, and the hook that ends a step says so by
+``step_ended``. A frame is packed and written then, but not more often than every ``FLUSH_NS``:
+in the middle of a scheduler's loop a write costs many times what it costs alone, since its code
+and tables have left the processor's caches by then.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import contextlib
 import os
 import time
 import weakref
-from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -19,15 +20,21 @@ from typing import Any
 import orjson
 
 from profilemate import journal
-from profilemate.events import EVENTS_HEAD, Op, head
+from profilemate.events import Columns, Op
 from profilemate.journal import Kind
 from profilemate.messages import say
+
+FLUSH_NS = 5_000_000
+"""A step that ends sooner after the last write leaves its events for a later one to write."""
 
 RETRY_NS = 5_000_000_000
 """How often a recorder that lost its disk tries to say how much it has dropped."""
 
 ROOM_BYTES = 512
 """What a full disk must have room for: a frame that says so."""
+
+SHRINKS_BYTES = 64
+"""How much shorter the last frame on a full disk is than those that it replaces."""
 
 STATUS_NS = 5_000_000_000
 """How often the journal is told what recording has cost so far."""
@@ -45,15 +52,13 @@ class Recorder:
     """
 
     def __init__(self, fd: int, header: dict[str, Any], name: str) -> None:
-        self.words: list[int] = []
-        self.times: list[int] = []
-        self.hashes: list[bytes] = []
-        self.blobs: list[bytes] = []
+        self.log = Columns()
         self.name = name
         self.dropped = 0
         self.flushes = 0
         self.bytes_written = 0
         self.hook_ns = 0
+        self._next_flush_ns = 0
         self._next_status_ns = time.monotonic_ns() + STATUS_NS
         self._fd = fd
         self.repeats = 0
@@ -76,37 +81,36 @@ class Recorder:
         """Call ``undo`` when this recorder stops for good: it takes the hooks away again."""
         self._on_stop.append(undo)
 
+    def step_ended(self, now: int) -> None:
+        """A step ended, at this monotonic time: its events are written if it is time."""
+        if now >= self._next_flush_ns:
+            self.flush()
+
     def flush(self) -> None:
         """Write what has been appended, in one frame. Never raises OSError."""
-        if not self.times and not self.repeats:
+        log = self.log
+        if not log.times and not self.repeats:
             return
         if self._stopped:
             self._drop()
             return
         if self.repeats:
-            self.words[0:0] = (head(Op.REPEAT, self.repeats),)
-            self.times[0:0] = (self.repeated_until_ns,)
+            log.ops.insert(0, Op.REPEAT)
+            log.numbers.insert(0, self.repeats)
+            log.times.insert(0, self.repeated_until_ns)
             self.repeats = 0
-        hashes, blobs = b"".join(self.hashes), b"".join(self.blobs)
-        payload = b"".join(
-            (
-                EVENTS_HEAD.pack(len(self.times), len(self.hashes), len(self.words), len(blobs)),
-                array("q", self.times).tobytes(),
-                hashes,
-                array("I", self.words).tobytes(),
-                blobs,
-            )
-        )
-        data = journal.frame(Kind.EVENTS, payload)
-        if self.times[-1] > self._next_status_ns:
-            self._next_status_ns = self.times[-1] + STATUS_NS
+        last = log.times[-1]
+        data = journal.frame(Kind.EVENTS, log.pack())
+        if last > self._next_status_ns:
+            self._next_status_ns = last + STATUS_NS
             data += self._status_frame(Kind.STATUS)
-        if self._write(data, len(self.times)):
-            self._clear()
+        if self._write(data, len(log.ops)):
+            log.clear()
         else:
             self._drop()
             self._tell_loss(Kind.STATUS)
         self.flushes += 1
+        self._next_flush_ns = last + FLUSH_NS
 
     def status(self, **changes: Any) -> None:
         """Write what changed about this producer."""
@@ -140,7 +144,7 @@ class Recorder:
 
     def forget(self) -> None:
         """Let go without writing: this process is a fork and the journal is its parent's."""
-        self._clear()
+        self.log.clear()
         self._stop()
         self._close_fd()
 
@@ -186,8 +190,8 @@ class Recorder:
             os.ftruncate(self._fd, self.bytes_written)
 
     def _drop(self) -> None:
-        self.dropped += len(self.times)
-        self._clear()
+        self.dropped += len(self.log.ops)
+        self.log.clear()
         now = time.monotonic_ns()
         if self._lost and self._fd >= 0 and now > self._next_retry_ns:
             self._next_retry_ns = now + RETRY_NS
@@ -204,7 +208,9 @@ class Recorder:
             self._make_room()
         self._cut_back()
         room = self.bytes_written
-        self._append(self._status_frame(kind, failed=told))
+        # A reader sees that a frame was replaced by the file having become shorter.
+        spare = SHRINKS_BYTES if kind is Kind.STATUS else 0
+        self._append(self._status_frame(kind, failed=told, spare=" " * spare))
         self.bytes_written = room
 
     def _make_room(self) -> None:
@@ -213,12 +219,6 @@ class Recorder:
             self.bytes_written, events = self._last_frames.pop()
             self.dropped += events
         self._has_room = True
-
-    def _clear(self) -> None:
-        self.words.clear()
-        self.times.clear()
-        self.hashes.clear()
-        self.blobs.clear()
 
     def _stop(self) -> None:
         self._stopped = True

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from profilemate.events import STILL_HELD
-
 PROMPT, OUTPUT = "prompt", "output"
 
 
@@ -43,6 +41,7 @@ class Pool:
         self.contents: list[int | None] = [None] * blocks
         self.groups = [0] * blocks
         self._held = bytearray(blocks)
+        self._holders = [0] * blocks
         self._allocated = [0] * blocks
         self._accessed = [0] * blocks
         self._freed = [0] * blocks
@@ -88,17 +87,26 @@ class Pool:
                 count += 1
         return count
 
-    def free(self, references: Iterable[int], owner: str, time: int) -> list[int]:
-        """Drop references; returns the blocks whose last holder let go.
+    def drop(self, blocks: Iterable[int], owner: str, time: int) -> list[int]:
+        """Drop a reference to each; returns the blocks whose last holder let go.
 
         ``owner`` is the cell of the request that lets go; empty: it is who held the block last.
         """
         released = []
-        for reference in references:
-            block = reference & ~STILL_HELD
-            if reference & STILL_HELD or block == self.null or not self._held[block]:
+        for block in blocks:
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                released.append(block)
+        return self.free(released, owner, time)
+
+    def free(self, blocks: Iterable[int], owner: str, time: int) -> list[int]:
+        """The last holder of each of these let go; returns those that were held."""
+        released = []
+        for block in blocks:
+            if block == self.null or not self._held[block]:
                 continue
             self._held[block] = 0
+            self._holders[block] = 0
             self.num_held -= 1
             if self.contents[block] is not None:
                 self.num_cached += 1
@@ -170,6 +178,7 @@ class Pool:
             self.num_held += 1
             if self.contents[block] is not None:
                 self.num_cached -= 1
+        self._holders[block] += 1
         self._owners[block] = owner
 
     def _drop_copy(self, group: int, content: int) -> int:

@@ -3,32 +3,26 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from profilemate.events import (
-    COUNT_SHIFT,
-    EVENTS_HEAD,
-    HASH_BYTES,
-    OP_MASK,
-    POOL_MASK,
-    POOL_SHIFT,
-    Op,
-)
+from profilemate.events import FRAME, LISTED, OP_MASK, POOL_SHIFT, Op
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One event: ``args`` are its fixed operands, ``ids`` the n that its head counts."""
+class Event(NamedTuple):
+    """One event. ``numbers`` has its fixed numbers, without counts that only tell lengths.
+
+    ``time`` and ``until`` are the same but for a step, and 0 where the event has no time.
+    """
 
     op: int
-    count: int
     pool: int
     time: int
     until: int
-    args: list[int]
-    ids: list[int]
+    numbers: list[int]
+    lists: list[list[int]]
     hashes: list[int]
     blob: bytes
 
@@ -37,90 +31,177 @@ class DecodeError(Exception):
     """The frame is not laid out as it says."""
 
 
-# op: fixed operands before the ids, whether n ids follow, times, whether n hashes, whether a blob
-_LAYOUT: dict[int, tuple[int, bool, int, bool, bool]] = {
-    Op.ALLOCATE: (0, True, 1, False, False),
-    Op.REUSE: (0, True, 1, False, False),
-    Op.FREE: (1, True, 1, False, False),
-    Op.CACHE: (4, True, 1, True, False),
-    Op.EVICT: (0, True, 1, False, False),
-    Op.RESET: (0, False, 1, False, False),
-    Op.MOVE: (2, False, 1, False, False),
-    Op.REQUEST: (1, False, 1, False, True),
-    Op.LOOKUP: (3, False, 1, False, False),
-    Op.PREEMPT: (2, False, 1, False, False),
-    Op.FINISH: (1, False, 1, False, True),
-    Op.PARK: (1, True, 0, False, False),
-    Op.ASSIGN: (2, True, 0, False, False),
-    Op.TABLE: (2, True, 0, False, False),
-    Op.ADMIT: (2, False, 0, False, False),
-    Op.STEP: (5, True, 2, False, False),
-    Op.UPDATE: (2, True, 1, False, False),
-    Op.REPEAT: (0, False, 1, False, False),
-    Op.FIRST_TOKEN: (0, True, 1, False, False),
+class Shape(NamedTuple):
+    """How many pools and KV cache groups the engine has, which no frame repeats."""
+
+    pools: int
+    groups: int
+
+
+_UNTIMED = frozenset((Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT))
+
+_NUMBERS: dict[int, int] = {
+    Op.ALLOCATE: 0,
+    Op.REUSE: 0,
+    Op.FREE: 1,
+    Op.RELEASE: 2,
+    Op.CACHE: 3,
+    Op.CACHE_LIST: 4,
+    Op.EVICT: 0,
+    Op.RESET: 1,
+    Op.MOVE: 2,
+    Op.REQUEST: 2,
+    Op.LOOKUP: 4,
+    Op.PREEMPT: 2,
+    Op.FINISH: 6,
+    Op.PARK: 1,
+    Op.PARK_ALL: 1,
+    Op.ASSIGN: 1,
+    Op.TABLE: 1,
+    Op.ADMIT: 2,
+    Op.STEP: 5,
+    Op.UPDATE: 2,
+    Op.REPEAT: 1,
+    Op.FIRST_TOKEN: 1,
 }
+"""Fixed numbers of each op; those that they announce come on top."""
+
+_ENDS = (Op.STEP, Op.UPDATE)
+
+_ONE_LIST = frozenset(
+    (Op.ALLOCATE, Op.REUSE, Op.FREE, Op.CACHE_LIST, Op.EVICT, Op.PARK),
+)
 
 
-def decode(payload: bytes) -> list[Event]:
-    """The events of a frame, in order.
+def episodes(payload: bytes, shape: Shape) -> list[tuple[int, list[Event]]]:
+    """The events of a frame by steps, each step's with the time of its last one.
 
     Raises:
-        DecodeError: the frame ends too early or names an unknown op.
+        DecodeError: the frame is not as long as it says, or names an unknown op.
 
     """
+    found: list[tuple[int, list[Event]]] = []
+    events: list[Event] = []
+    time = 0
     try:
-        return list(_events(payload))
-    except (IndexError, KeyError, ValueError) as error:
+        for event in _events(payload, shape):
+            events.append(event)
+            time = event.until or time
+            if event.op in _ENDS:
+                found.append((time, events))
+                events = []
+    except (IndexError, KeyError, ValueError, struct.error) as error:
         raise DecodeError(f"events frame: {error}") from None
+    if events:
+        found.append((time, events))
+    return found
 
 
-def last_time(payload: bytes) -> int:
-    """Monotonic time of the frame's last timed event, in nanoseconds."""
-    count = EVENTS_HEAD.unpack_from(payload)[0]
-    end = EVENTS_HEAD.size + 8 * count
-    return int.from_bytes(payload[end - 8 : end], "little")
-
-
-def _events(payload: bytes) -> Iterator[Event]:
-    num_times, num_hashes, num_words, num_bytes = EVENTS_HEAD.unpack_from(payload)
-    times_end = EVENTS_HEAD.size + 8 * num_times
-    hashes_end = times_end + HASH_BYTES * num_hashes
-    words_end = hashes_end + 4 * num_words
-    if words_end + num_bytes != len(payload):
-        raise ValueError("its length does not add up")
-    times = array("q", payload[EVENTS_HEAD.size : times_end]).tolist()
-    hashes = array("Q", payload[times_end:hashes_end]).tolist()
-    words = array("I", payload[hashes_end:words_end]).tolist()
-    at = next_time = next_hash = 0
-    next_blob = words_end
-    while at < num_words:
-        word = words[at]
-        op, count = word & OP_MASK, word >> COUNT_SHIFT
-        fixed, counted, timed, hashed, has_blob = _LAYOUT[op]
-        args_end = at + 1 + fixed
-        ids_end = args_end + count if counted else args_end
-        if ids_end > num_words:
-            raise ValueError("an event is cut off")
-        time = times[next_time] if timed else 0
-        until = times[next_time + timed - 1] if timed else 0
-        next_time += timed
-        event_hashes: list[int] = []
-        if hashed:
-            event_hashes = hashes[next_hash : next_hash + count]
-            next_hash += count
+def _events(payload: bytes, shape: Shape) -> Iterator[Event]:
+    (
+        earliest,
+        num_ops,
+        num_times,
+        num_numbers,
+        num_lists,
+        num_ids,
+        num_hashes,
+        list_at,
+        codes,
+    ) = FRAME.unpack_from(payload)
+    begin = FRAME.size + num_ops
+    ops = payload[FRAME.size : begin]
+    columns: list[list[int]] = []
+    for code, length in zip(
+        codes.decode() + "Q",
+        (num_times, num_numbers, num_lists, num_ids, num_hashes),
+        strict=True,
+    ):
+        column = array(code)
+        end = begin + length * column.itemsize
+        column.frombytes(payload[begin:end])
+        if len(column) != length:
+            raise ValueError("it is cut off")
+        columns.append(column.tolist())
+        begin = end
+    times, numbers, lengths, ids, hashes = columns
+    blob_at = begin
+    block_at, listed_at = 0, sum(lengths[:list_at])
+    num_from_blocks = list_at
+    from_blocks = 0
+    time_at = number_at = hash_at = 0
+    for byte in ops:
+        op = byte & OP_MASK
+        fixed = _NUMBERS[op]
+        told = numbers[number_at : number_at + fixed]
+        number_at += fixed
+        time = until = 0
+        if op not in _UNTIMED:
+            time = until = earliest + times[time_at]
+            time_at += 1
+        lists: list[list[int]] = []
+        told_hashes: list[int] = []
         blob = b""
-        if has_blob:
-            blob = payload[next_blob : next_blob + count]
-            next_blob += count
-        yield Event(
-            op,
-            count,
-            word >> POOL_SHIFT & POOL_MASK,
-            time,
-            until,
-            words[at + 1 : args_end],
-            words[args_end:ids_end],
-            event_hashes,
-            blob,
-        )
-        at = ids_end
+        if op in _ONE_LIST:
+            if op in LISTED:
+                length = lengths[list_at]
+                list_at += 1
+                lists.append(ids[listed_at : listed_at + length])
+                listed_at += length
+            else:
+                length = lengths[from_blocks]
+                from_blocks += 1
+                lists.append(ids[block_at : block_at + length])
+                block_at += length
+                if op == Op.FREE:
+                    length = lengths[from_blocks]
+                    from_blocks += 1
+                    lists.append(ids[block_at : block_at + length])
+                    block_at += length
+            if op == Op.CACHE_LIST:
+                told_hashes = hashes[hash_at : hash_at + length]
+                hash_at += length
+        elif op == Op.CACHE:
+            told_hashes = hashes[hash_at : hash_at + told[2]]
+            hash_at += told[2]
+        elif op in (Op.STEP, Op.UPDATE):
+            told += numbers[number_at : number_at + shape.pools]
+            number_at += shape.pools
+            if op == Op.STEP:
+                until = earliest + times[time_at]
+                time_at += 1
+        elif op in LISTED:
+            groups = shape.groups
+            if op == Op.ASSIGN:
+                requests = numbers[number_at : number_at + told[0]]
+                number_at += told[0]
+                groups *= told[0]
+                told = requests
+            for length in lengths[list_at : list_at + groups]:
+                lists.append(ids[listed_at : listed_at + length])
+                listed_at += length
+            list_at += groups
+        elif op == Op.FIRST_TOKEN:
+            told = numbers[number_at : number_at + told[0]]
+            number_at += len(told)
+        elif op == Op.REQUEST:
+            blob = payload[blob_at : blob_at + told[1]]
+            blob_at += told[1]
+        elif op == Op.FINISH:
+            told_hashes = hashes[hash_at : hash_at + told[4]]
+            hash_at += told[4]
+            blob = payload[blob_at : blob_at + told[5]]
+            blob_at += told[5]
+        yield Event(op, byte >> POOL_SHIFT, time, until, told, lists, told_hashes, blob)
+    ends = (time_at, number_at, from_blocks, list_at, listed_at, hash_at, blob_at)
+    wanted = (
+        num_times,
+        num_numbers,
+        num_from_blocks,
+        num_lists,
+        num_ids,
+        num_hashes,
+        len(payload),
+    )
+    if ends != wanted:
+        raise ValueError("its columns do not belong together")

@@ -16,12 +16,12 @@ from profilemate.collector.totals import Totals
 POLL_SEC = 0.1
 METADATA_SEC = 2.0
 
-BACKLOG_BYTES = 1 << 20
+BACKLOG_BYTES = 1 << 17
 """After a read of this much there is likely more: it is read without a pause."""
 
-MERGE_NS = 200_000_000
-"""Frames of all producers are replayed in the order of their times, so that the tables come out
-the same whenever they are made; this long after its time a frame is taken to be on disk."""
+MERGE_NS = 400_000_000
+"""Episodes of all producers are replayed in the order of their times, so that the tables come out
+the same whenever they are made; this long after its time one is taken to be on disk."""
 
 
 class Follower:
@@ -50,20 +50,20 @@ class Follower:
         return sum(producer.read() for producer in self.ordered())
 
     def replay(self, until: int | None = None) -> int | None:
-        """Replay the frames whose time is at most ``until``, in the order of their times.
+        """Replay the episodes whose time is at most ``until``, in the order of their times.
 
         Returns the time of the first one, None where there was none.
         """
         due = []
         for producer in self.ordered():
-            count = len(producer.frames)
+            count = len(producer.episodes)
             if until is not None:
-                count = sum(when <= until for when, _ in producer.frames)
-            due += [(when, producer.name, payload) for when, payload in producer.frames[:count]]
-            del producer.frames[:count]
-        due.sort(key=lambda frame: frame[:2])
-        for _, name, payload in due:
-            self.producers[name].replay(payload)
+                count = sum(when <= until for when, _ in producer.episodes)
+            due += [(when, producer.name, events) for when, events in producer.episodes[:count]]
+            del producer.episodes[:count]
+        due.sort(key=lambda episode: episode[:2])
+        for _, name, events in due:
+            self.producers[name].replay(events)
         self.tables.flush()
         return due[0][0] if due else None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from profilemate import session
-from profilemate.collector.decode import DecodeError, last_time
+from profilemate.collector.decode import DecodeError, Event, episodes
 from profilemate.collector.engine import Engine
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
@@ -23,7 +23,8 @@ HEADER_SEC = 60.0
 class Producer:
     """A journal and the state that its events have led to.
 
-    ``frames`` are the events frames read but not replayed yet, each with its time.
+    ``episodes`` have been read but not replayed yet: each has its time and the events of a step,
+    or of what came between two.
     """
 
     def __init__(self, path: Path, founding: Founding, tables: Tables, totals: Totals) -> None:
@@ -32,7 +33,7 @@ class Producer:
         self.status: dict[str, Any] = {}
         self.ended_well = False
         self.problem: str | None = None
-        self.frames: list[tuple[int, bytes]] = []
+        self.episodes: list[tuple[int, list[Event]]] = []
         self.engine: Engine | None = None
         self._path = path
         self._reader = JournalReader(path)
@@ -46,7 +47,7 @@ class Producer:
         frames = self._reader.read()
         for kind, payload in frames:
             if kind is Kind.EVENTS:
-                self.frames.append((last_time(payload), payload))
+                self._take_events(payload)
             elif kind is Kind.HEADER:
                 self.header = json.loads(payload)
                 self.engine = Engine(
@@ -61,13 +62,13 @@ class Producer:
                 self.ended_well = kind is Kind.END
         return self._reader.offset - before
 
-    def replay(self, payload: bytes) -> None:
-        """Replay one frame. One that cannot be read ends the replay of this journal."""
+    def replay(self, events: list[Event]) -> None:
+        """Replay one episode. One that cannot be ends the replay of this journal."""
         if self.problem is not None or self.engine is None:
             return
         try:
-            self.engine.apply(payload)
-        except (DecodeError, LookupError, ValueError, AssertionError) as error:
+            self.engine.apply(events)
+        except (LookupError, ValueError, AssertionError) as error:
             self.problem = f"events could not be replayed: {type(error).__name__}: {error}"
 
     def close(self) -> None:
@@ -89,6 +90,14 @@ class Producer:
         if not self.header:
             return time.time() - self._path.stat().st_mtime < HEADER_SEC
         return session.process_alive(int(self.header["pid"]), self.header.get("start", ""))
+
+    def _take_events(self, payload: bytes) -> None:
+        if self.problem is not None or self.engine is None:
+            return
+        try:
+            self.episodes += episodes(payload, self.engine.shape)
+        except DecodeError as error:
+            self.problem = f"events could not be read: {error}"
 
     def _take_status(self, status: dict[str, Any]) -> None:
         failed = {**self.status.get("failed", {}), **status.get("failed", {})}

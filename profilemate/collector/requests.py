@@ -7,8 +7,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from profilemate.collector.decode import Event
 from profilemate.collector.tables import text_cell
-from profilemate.events import HASH_BYTES, PREFIX_BYTES
+from profilemate.events import PREFIX_BYTES, prefix_lengths
 
 
 @dataclass(slots=True)
@@ -22,9 +23,13 @@ class Request:
     lora: str | None
     tenant: int | None
     priority: int
-    prefix_ids: list[int]
+    own_prefix_ids: list[int]
+    """Ids of the prefixes that no content tells."""
     arrived: int
     tables: dict[int, list[int]] = field(default_factory=dict)
+    """Block ids by KV cache group."""
+    leaving: list[int] = field(default_factory=list)
+    """Blocks of the first group that it had when it was preempted and has not given up yet."""
     admitted: int | None = None
     first_token: int | None = None
     preemptions: int = 0
@@ -56,40 +61,61 @@ class Finish:
     time: int
 
 
+_DEFAULTS = [None, None, 0, None, None]
+"""What a request is where its description ends early."""
+
+
 def parse_request(number: int, blob: bytes, time: int) -> Request:
     """The request that a REQUEST event describes."""
     text, _, prefixes = blob.partition(b"\0")
     described = json.loads(text)
+    request_id, prompt, priority, lora, tenant = described + _DEFAULTS[len(described) :]
     return Request(
         number=number,
-        request_id=described["id"],
-        cell=text_cell(described["id"]),
-        prompt_tokens=described["prompt"],
-        lora=described["lora"],
-        tenant=described["tenant"],
-        priority=described["priority"],
-        prefix_ids=_numbers(prefixes, PREFIX_BYTES),
+        request_id=request_id,
+        cell=text_cell(request_id),
+        prompt_tokens=prompt,
+        lora=lora,
+        tenant=tenant,
+        priority=priority,
+        own_prefix_ids=[
+            int.from_bytes(prefixes[at : at + PREFIX_BYTES], "little")
+            for at in range(0, len(prefixes), PREFIX_BYTES)
+        ],
         arrived=time,
     )
 
 
-def parse_finish(request: Request, blob: bytes, time: int) -> Finish:
+def parse_finish(request: Request, event: Event) -> Finish:
     """What a FINISH event says of this request."""
-    text, _, hashes = blob.partition(b"\0")
-    outcome = json.loads(text)
+    _, prompt, output, computed, *_ = event.numbers
     return Finish(
-        reason=outcome["reason"],
-        prompt_tokens=outcome["prompt"],
-        output_tokens=outcome["output"],
+        reason=event.blob.decode(),
+        prompt_tokens=prompt,
+        output_tokens=output,
         # vLLM counts from 0 again after a preemption.
-        computed_tokens=max(outcome["computed"], request.preempted_tokens),
-        hashes=_numbers(hashes, HASH_BYTES),
-        time=time,
+        computed_tokens=max(computed, request.preempted_tokens),
+        hashes=event.hashes,
+        time=event.time,
     )
 
 
-def _numbers(data: bytes, width: int) -> list[int]:
-    return [int.from_bytes(data[at : at + width], "little") for at in range(0, len(data), width)]
+def prefix_ids(
+    request: Request, prompt_tokens: int, unit: int, prompt_ids: list[int]
+) -> list[int | None]:
+    """One id for each of the prompt's ``prefix_lengths``.
+
+    Those that end at a multiple of ``unit`` tokens (0: none) are told by the prompt's content
+    ids; one whose content the engine never had is None.
+    """
+    if not unit:
+        return list(request.own_prefix_ids)
+    own = iter(request.own_prefix_ids)
+    contents = dict(enumerate(prompt_ids, 1))
+    return [
+        next(own, None) if length % unit else contents.get(length // unit)
+        for length in prefix_lengths(prompt_tokens)
+    ]
 
 
 def row(
@@ -100,6 +126,7 @@ def row(
     block_size: int,
     prompt_ids: list[int],
     output_ids: list[int],
+    prefixes: list[int | None],
 ) -> str:
     """The request's line of requests.jsonl, Mooncake's fields first.
 
@@ -111,6 +138,7 @@ def row(
         block_size: tokens that one content id stands for.
         prompt_ids: content ids of the prompt's blocks.
         output_ids: content ids of the full blocks that follow.
+        prefixes: what stands for the prompt's prefixes.
 
     """
 
@@ -135,7 +163,7 @@ def row(
         "first_token_sec": since_start(request.first_token),
         "finish_sec": since_start(finish.time),
         "finish_reason": finish.reason,
-        "prefix_ids": request.prefix_ids,
+        "prefix_ids": prefixes,
         "lora": request.lora,
         "tenant": request.tenant,
         "priority": request.priority,

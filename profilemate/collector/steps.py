@@ -26,7 +26,7 @@ class StepRows:
     def ended(self, event: Event) -> None:
         """A STEP event came: the step is counted, and its row written or held open."""
         self.number += 1
-        running, waiting, tokens, prefill, scheduled = event.args
+        running, waiting, tokens, prefill, scheduled = event.numbers[:5]
         row = (
             f"{(event.until - self._origin) / 1e9:.6f},{self.number},{running},{waiting},"
             f"{tokens},{prefill},{tokens - prefill},{scheduled},{self.preempted},"
@@ -47,8 +47,9 @@ class StepRows:
 
     def repeated(self, event: Event) -> None:
         """A REPEAT event came: the last step was repeated."""
-        self.number += event.count
-        self._repeat(event.count, event.time)
+        (count,) = event.numbers
+        self.number += count
+        self._repeat(count, event.time)
 
     def close(self) -> None:
         """Write the row that is open, if one is."""

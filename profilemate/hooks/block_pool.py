@@ -2,7 +2,7 @@
 """Record what happens to the blocks of one pool.
 
 Four of these calls are the hottest that profilemate touches; they append to the recorder's
-lists and nothing else. A failure of ours stops the recording and never reaches vLLM.
+columns and nothing else. A failure of ours stops the recording and never reaches vLLM.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable
-from operator import attrgetter
+from operator import attrgetter, length_hint
 from typing import Any
 
-from profilemate.events import COUNT_SHIFT, MAX_POOLS, STILL_HELD, Op, head
+from profilemate.events import MAX_POOLS, Op, op_of
 from profilemate.hooks.instances import own_method, put, reference, required_method
-from profilemate.hooks.requests import Requests, first_bytes
+from profilemate.hooks.requests import Requests
 from profilemate.recorder import Recorder
 
-_block_id = attrgetter("block_id")
 _block_hash = attrgetter("block_hash")
 _PARTIAL = ("request", "block", "num_tokens", "kv_cache_group_id")
 
@@ -41,6 +40,7 @@ def watch(
     settle: Callable[[], None],
     *,
     alone: bool,
+    tabled: bool,
     evicts_directly: bool,
 ) -> None:
     """Hook the methods of one pool.
@@ -53,6 +53,7 @@ def watch(
         context: who frees, set by the KVCacheManager's hooks.
         settle: writes at once; called after calls that happen outside a step.
         alone: the engine has no other pool, so no block can belong to one.
+        tabled: a request's blocks can be told by its block table, as ``facts.is_tabled`` says.
         evicts_directly: the model has Mamba groups, whose manager drops contents by the pool's
             inner method.
 
@@ -61,8 +62,11 @@ def watch(
         raise ValueError(f"more than {MAX_POOLS} block pools")
     _watch_get_new_blocks(pool, number, recorder)
     _watch_touch(pool, number, recorder)
-    _watch_free_blocks(pool, number, recorder, context, alone)
-    _watch_cache_full_blocks(pool, number, recorder, requests)
+    _watch_free_blocks(pool, number, recorder, context, alone, tabled)
+    if tabled:
+        _watch_cache_full_blocks(pool, recorder, requests)
+    else:
+        _watch_cache_full_blocks_by_list(pool, number, recorder, requests)
     _watch_rare_calls(pool, number, recorder, requests, settle)
     if evicts_directly:
         _watch_direct_evictions(pool, number, recorder)
@@ -70,18 +74,14 @@ def watch(
 
 def _watch_get_new_blocks(pool: Any, number: int, recorder: Recorder) -> None:
     original, this = required_method(pool, "get_new_blocks"), reference(pool)
-    op = head(Op.ALLOCATE, 0, number)
-    now, at = time.monotonic_ns, recorder.times.append
-    say, extend = recorder.words.append, recorder.words.extend
+    now, op, log = time.monotonic_ns, op_of(Op.ALLOCATE, number), recorder.log
+    say, at, keep = log.ops.append, log.times.append, log.blocks.append
 
     def get_new_blocks(num_blocks: int) -> Any:
         blocks = original(this(), num_blocks)
-        try:
-            at(now())
-            say(len(blocks) << COUNT_SHIFT | op)
-            extend(map(_block_id, blocks))
-        except Exception as error:
-            recorder.fail("get_new_blocks", error)
+        say(op)
+        at(now())
+        keep(blocks[:])
         return blocks
 
     recorder.on_stop(put(pool, "get_new_blocks", get_new_blocks))
@@ -89,9 +89,7 @@ def _watch_get_new_blocks(pool: Any, number: int, recorder: Recorder) -> None:
 
 def _watch_touch(pool: Any, number: int, recorder: Recorder) -> None:
     original, this = required_method(pool, "touch"), reference(pool)
-    op = head(Op.REUSE, 0, number)
-    now, at = time.monotonic_ns, recorder.times.append
-    say, extend = recorder.words.append, recorder.words.extend
+    now, op, log = time.monotonic_ns, op_of(Op.REUSE, number), recorder.log
 
     def touch(blocks: Any) -> Any:
         result = original(this(), blocks)
@@ -100,9 +98,9 @@ def _watch_touch(pool: Any, number: int, recorder: Recorder) -> None:
             groups = blocks if blocks and isinstance(blocks[0], (list, tuple)) else (blocks,)
             for group in groups:
                 if group:
-                    at(now())
-                    say(len(group) << COUNT_SHIFT | op)
-                    extend(map(_block_id, group))
+                    log.ops.append(op)
+                    log.times.append(now())
+                    log.blocks.append(list(group))
         except Exception as error:
             recorder.fail("touch", error)
         return result
@@ -111,19 +109,32 @@ def _watch_touch(pool: Any, number: int, recorder: Recorder) -> None:
 
 
 def _watch_free_blocks(
-    pool: Any, number: int, recorder: Recorder, context: FreeContext, alone: bool
+    pool: Any, number: int, recorder: Recorder, context: FreeContext, alone: bool, tabled: bool
 ) -> None:
     original, this = required_method(pool, "free_blocks"), reference(pool)
-    now = time.monotonic_ns
+    now, log = time.monotonic_ns, recorder.log
 
     def free_blocks(ordered_blocks: Iterable[Any]) -> Any:
+        freer = context.request
+        if tabled and freer:
+            try:
+                count = length_hint(ordered_blocks)
+            except Exception as error:
+                recorder.fail("free_blocks", error)
+                count = 0
+            result = original(this(), ordered_blocks)
+            if count:
+                log.ops.append(Op.RELEASE)
+                log.times.append(now())
+                log.numbers.extend((freer - 1, count))
+            return result
         blocks, given = _walkable(ordered_blocks)
         result = original(this(), given)
         try:
             if not alone:
                 # vLLM hands another pool's blocks over to that pool's own free_blocks.
                 blocks = [block for block in blocks if block.pool in (None, this())]
-            _record_free(recorder, number, context.request, blocks, now())
+            _record_free(recorder, number, freer, blocks, now())
         except Exception as error:
             recorder.fail("free_blocks", error)
         return result
@@ -141,17 +152,37 @@ def _walkable(blocks: Iterable[Any]) -> tuple[Any, Any]:
 
 def _record_free(recorder: Recorder, pool: int, freer: int, blocks: Any, now: int) -> None:
     if blocks:
-        recorder.times.append(now)
-        recorder.words.extend((head(Op.FREE, len(blocks), pool), freer))
-        recorder.words.extend(
-            [
-                block.block_id | STILL_HELD if block.ref_cnt > 0 else block.block_id
-                for block in blocks
-            ]
-        )
+        recorder.log.ops.append(op_of(Op.FREE, pool))
+        recorder.log.times.append(now)
+        recorder.log.numbers.append(freer)
+        recorder.log.blocks.append([block for block in blocks if block.ref_cnt <= 0])
+        recorder.log.blocks.append([block for block in blocks if block.ref_cnt > 0])
 
 
-def _watch_cache_full_blocks(
+def _watch_cache_full_blocks(pool: Any, recorder: Recorder, requests: Requests) -> None:
+    original, this = required_method(pool, "cache_full_blocks"), reference(pool)
+    names = list(inspect.signature(original).parameters)[1:]
+    now, index, log = time.monotonic_ns, requests.index, recorder.log
+
+    def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
+        result = original(this(), *args, **kwargs)
+        try:
+            given = dict(zip(names, args, strict=False), **kwargs) if args else kwargs
+            first, end = given["num_cached_blocks"], given["num_full_blocks"]
+            if first < end:
+                request = given["request"]
+                log.ops.append(Op.CACHE)
+                log.times.append(now())
+                log.numbers.extend((index[request.request_id], first, end - first))
+                log.hashes.extend(request.block_hashes[first:end])
+        except Exception as error:
+            recorder.fail("cache_full_blocks", error)
+        return result
+
+    recorder.on_stop(put(pool, "cache_full_blocks", cache_full_blocks))
+
+
+def _watch_cache_full_blocks_by_list(
     pool: Any, number: int, recorder: Recorder, requests: Requests
 ) -> None:
     original, this = required_method(pool, "cache_full_blocks"), reference(pool)
@@ -188,14 +219,13 @@ def _record_cached(
             for at, block in enumerate(blocks)
             if hashes[at] is not None and not block.is_null and (mask is None or mask[at])
         ]
-    group = given.get("kv_cache_group_id", 0)
+    group, log = given.get("kv_cache_group_id", 0), recorder.log
     for at, run, run_hashes in runs:
-        recorder.times.append(now)
-        recorder.words.extend(
-            (head(Op.CACHE, len(run), pool), request, group, (at + 1) * size, size)
-        )
-        recorder.words.extend(map(_block_id, run))
-        recorder.hashes.extend(map(first_bytes, run_hashes))
+        log.ops.append(op_of(Op.CACHE_LIST, pool))
+        log.times.append(now)
+        log.numbers.extend((request, group, (at + 1) * size, size))
+        log.blocks.append(run)
+        log.hashes.extend(run_hashes)
 
 
 def _watch_rare_calls(
@@ -205,7 +235,7 @@ def _watch_rare_calls(
     requests: Requests,
     settle: Callable[[], None],
 ) -> None:
-    now = time.monotonic_ns
+    now, log = time.monotonic_ns, recorder.log
 
     def after_evict_blocks(cached: list[int], result: Any) -> None:
         if cached:
@@ -221,8 +251,9 @@ def _watch_rare_calls(
     _around(pool, recorder, "evict_blocks", cached_among, after_evict_blocks)
 
     def after_reset(_: None, done: Any) -> None:
-        recorder.times.append(now())
-        recorder.words.append(head(Op.RESET, int(bool(done)), number))
+        log.ops.append(op_of(Op.RESET, number))
+        log.times.append(now())
+        log.numbers.append(int(bool(done)))
         settle()
 
     _around(pool, recorder, "reset_prefix_cache", lambda *_, **__: None, after_reset)
@@ -242,24 +273,19 @@ def _watch_rare_calls(
         # A second entry for a block that has one makes nothing reusable that was not.
         if block_hash not in (None, before):
             tokens = given["num_tokens"]
-            recorder.times.append(now())
-            recorder.words.extend(
-                (
-                    head(Op.CACHE, 1, number),
-                    requests.index[given["request"].request_id],
-                    given["kv_cache_group_id"],
-                    tokens,
-                    tokens,
-                    given["block"].block_id,
-                )
-            )
-            recorder.hashes.append(first_bytes(block_hash))
+            request = requests.index[given["request"].request_id]
+            log.ops.append(op_of(Op.CACHE_LIST, number))
+            log.times.append(now())
+            log.numbers.extend((request, given["kv_cache_group_id"], tokens, tokens))
+            log.blocks.append([given["block"]])
+            log.hashes.append(block_hash)
 
     _around(pool, recorder, "cache_partial_block", before_partial, after_partial)
 
     def after_move(pair: tuple[int, int], result: Any) -> None:
-        recorder.times.append(now())
-        recorder.words.extend((head(Op.MOVE, 0, number), *pair))
+        log.ops.append(op_of(Op.MOVE, number))
+        log.times.append(now())
+        log.numbers.extend(pair)
 
     def ids_of(src_block: Any, dst_block: Any) -> tuple[int, int]:
         return src_block.block_id, dst_block.block_id
@@ -292,9 +318,9 @@ def _watch_direct_evictions(pool: Any, number: int, recorder: Recorder) -> None:
 
 
 def _record_evicted(recorder: Recorder, pool: int, block_ids: list[int]) -> None:
-    recorder.times.append(time.monotonic_ns())
-    recorder.words.append(head(Op.EVICT, len(block_ids), pool))
-    recorder.words.extend(block_ids)
+    recorder.log.ops.append(op_of(Op.EVICT, pool))
+    recorder.log.times.append(time.monotonic_ns())
+    recorder.log.ids.append(block_ids)
 
 
 def _around(

@@ -33,7 +33,8 @@ def describe(scheduler: Any, pools: list[Any]) -> dict[str, Any]:
         "pools": [_pool(pool) for pool in pools],
         "groups": [_group(group, scheduler, index, pools) for index, group in enumerate(groups)],
         "caching": caching,
-        "hash_block_size": _fact(lambda: pools[0].hash_block_size) or scheduler.block_size,
+        "hash_block_size": _hash_block_size(scheduler, pools),
+        "told_by_content": told_by_content(scheduler, pools),
         "content_ids_shared": _content_ids_shared(),
         "model": _model(config, groups),
         "cache": _cache(scheduler, config),
@@ -50,6 +51,33 @@ def is_plain(scheduler: Any) -> bool:
         "FullAttentionSpec",
         "MLAAttentionSpec",
     )
+
+
+def is_tabled(scheduler: Any, pools: list[Any]) -> bool:
+    """Whether a request's blocks can be told by its block table, as the steps' outputs name it.
+
+    So it is with one group of full attention in one pool. A connector hands blocks out to
+    requests that no step's output names.
+    """
+    if len(pools) > 1 or not is_plain(scheduler) or getattr(scheduler, "connector", None):
+        return False
+    managers = _fact(lambda: scheduler.kv_cache_manager.coordinator.single_type_managers)
+    return (
+        bool(managers)
+        and type(managers[0]).__name__ == "FullAttentionManager"
+        and managers[0].block_size == _fact(lambda: pools[0].hash_block_size)
+    )
+
+
+def told_by_content(scheduler: Any, pools: list[Any]) -> int:
+    """Prefixes that end at a multiple of this many tokens are told by the contents of blocks,
+    for all engines of the session alike; 0: none are."""
+    caching = scheduler.vllm_config.cache_config.enable_prefix_caching
+    return _hash_block_size(scheduler, pools) if caching and _content_ids_shared() else 0
+
+
+def _hash_block_size(scheduler: Any, pools: list[Any]) -> int:
+    return int(_fact(lambda: pools[0].hash_block_size) or scheduler.block_size)
 
 
 def has_mamba(scheduler: Any) -> bool:

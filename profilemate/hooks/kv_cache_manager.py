@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from profilemate.events import Op, head
+from profilemate.events import Op
 from profilemate.hooks.block_pool import FreeContext
 from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.hooks.requests import Requests
@@ -30,6 +30,8 @@ def watch(
     requests: Requests,
     context: FreeContext,
     forget_prefill: Callable[[str], None],
+    *,
+    tabled: bool,
 ) -> None:
     """Hook the methods of one KVCacheManager.
 
@@ -39,6 +41,7 @@ def watch(
         requests: numbers of the engine's requests.
         context: told whose blocks are being freed while they are.
         forget_prefill: called with the id of a request that was preempted.
+        tabled: a request's blocks can be told by its block table, as ``facts.is_tabled`` says.
 
     """
     if getattr(manager, "enable_caching", True):
@@ -46,7 +49,7 @@ def watch(
         for name in ("get_computed_blocks", "get_computed_blocks_for_connector"):
             _watch_lookup(manager, name, recorder, requests, nesting)
     _watch_free(manager, recorder, requests, context, forget_prefill)
-    _watch_park(manager, recorder, requests, forget_prefill)
+    _watch_park(manager, recorder, requests, forget_prefill, tabled)
 
 
 def _watch_lookup(
@@ -55,7 +58,7 @@ def _watch_lookup(
     original, this = own_method(manager, name), reference(manager)
     if original is None:
         return
-    now = time.monotonic_ns
+    now, log = time.monotonic_ns, recorder.log
 
     def lookup(request: Any) -> Any:
         nesting.depth += 1
@@ -65,12 +68,11 @@ def _watch_lookup(
             nesting.depth -= 1
         try:
             if not nesting.depth:
-                skipped = bool(getattr(request, "skip_reading_prefix_cache", False))
+                skipped = int(getattr(request, "skip_reading_prefix_cache", False))
                 number = requests.number(request, now())
-                recorder.times.append(now())
-                recorder.words.extend(
-                    (head(Op.LOOKUP, int(skipped)), number, request.num_tokens, found[1])
-                )
+                log.ops.append(Op.LOOKUP)
+                log.times.append(now())
+                log.numbers.extend((number, request.num_tokens, found[1], skipped))
         except Exception as error:
             recorder.fail(name, error)
         return found
@@ -86,13 +88,13 @@ def _watch_free(
     forget_prefill: Callable[[str], None],
 ) -> None:
     original, this = required_method(manager, "free"), reference(manager)
-    has_groups = getattr(manager, "num_kv_cache_groups", 1) > 1
 
     def free(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            if has_groups and request.status.name == "RUNNING":
+            if request.status.name == "RUNNING":
                 # Blocks that it got in this very step are in no table that the step's end tells.
-                _tell_tables(this(), request.request_id, recorder, requests)
+                block_ids = this().get_block_ids(request.request_id)
+                _tell_table(recorder, requests.index[request.request_id], block_ids)
             context.request = _leaving(request, recorder, requests, forget_prefill) + 1
         except Exception as error:
             recorder.fail("free", error)
@@ -104,26 +106,35 @@ def _watch_free(
     recorder.on_stop(put(manager, "free", free))
 
 
-def _tell_tables(manager: Any, request_id: str, recorder: Recorder, requests: Requests) -> None:
-    number = requests.index[request_id]
-    for group, block_ids in enumerate(manager.get_block_ids(request_id)):
-        recorder.words.extend((head(Op.TABLE, len(block_ids)), number, group))
-        recorder.words.extend(block_ids)
+def _tell_table(recorder: Recorder, number: int, block_ids: Sequence[Sequence[int]]) -> None:
+    recorder.log.ops.append(Op.TABLE)
+    recorder.log.numbers.append(number)
+    recorder.log.ids.extend(block_ids)
 
 
 def _watch_park(
-    manager: Any, recorder: Recorder, requests: Requests, forget_prefill: Callable[[str], None]
+    manager: Any,
+    recorder: Recorder,
+    requests: Requests,
+    forget_prefill: Callable[[str], None],
+    tabled: bool,
 ) -> None:
     original, this = own_method(manager, "pop_blocks_for_free"), reference(manager)
     if original is None:
         return
+    log = recorder.log
 
     def pop_blocks_for_free(request: Any) -> Any:
         blocks = original(this(), request)
         try:
+            running = request.status.name == "RUNNING"
             number = _leaving(request, recorder, requests, forget_prefill)
-            recorder.words.extend((head(Op.PARK, len(blocks)), number))
-            recorder.words.extend([block.block_id for block in blocks])
+            if tabled and not running:
+                log.ops.append(Op.PARK_ALL)
+            else:
+                log.ops.append(Op.PARK)
+                log.blocks.append(list(blocks))
+            log.numbers.append(number)
         except Exception as error:
             recorder.fail("pop_blocks_for_free", error)
         return blocks
@@ -138,8 +149,9 @@ def _leaving(
     now = time.monotonic_ns()
     number = requests.leaving(request, now)
     if request.status.name == "RUNNING":
-        recorder.times.append(now)
+        recorder.log.ops.append(Op.PREEMPT)
+        recorder.log.times.append(now)
         # vLLM forgets the number once the blocks are given up.
-        recorder.words.extend((head(Op.PREEMPT), number, request.num_computed_tokens))
+        recorder.log.numbers.extend((number, request.num_computed_tokens))
         forget_prefill(request.request_id)
     return number

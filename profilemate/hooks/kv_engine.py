@@ -58,7 +58,13 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         recorder.close()
         place.journal.unlink(missing_ok=True)
         return
-    requests = Requests(recorder, place.founding.key, not facts.is_plain(scheduler))
+    tabled = facts.is_tabled(scheduler, pools)
+    requests = Requests(
+        recorder,
+        place.founding.key,
+        hashes_on_finish=not facts.is_plain(scheduler),
+        told_by_content=facts.told_by_content(scheduler, pools),
+    )
     recorded_steps = steps.Steps(scheduler, pools, recorder, requests)
     context = block_pool.FreeContext()
     try:
@@ -71,9 +77,12 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
                 context,
                 recorded_steps.settle,
                 alone=len(pools) == 1,
+                tabled=tabled,
                 evicts_directly=facts.has_mamba(scheduler),
             )
-        kv_cache_manager.watch(manager, recorder, requests, context, recorded_steps.forget_prefill)
+        kv_cache_manager.watch(
+            manager, recorder, requests, context, recorded_steps.forget_prefill, tabled=tabled
+        )
         steps.watch(scheduler, recorded_steps, recorder, requests)
     except Exception as error:
         recorder.fail("attaching", error)

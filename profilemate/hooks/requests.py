@@ -5,29 +5,30 @@ from __future__ import annotations
 
 from array import array
 from hashlib import blake2b
-from operator import itemgetter
 from typing import Any
 
 import orjson
 
-from profilemate.events import HASH_BYTES, PREFIX_BYTES, Op, head, prefix_lengths
+from profilemate.events import PREFIX_BYTES, Op, prefix_lengths
 from profilemate.recorder import Recorder
-
-first_bytes = itemgetter(slice(0, HASH_BYTES))
 
 
 class Requests:
     """Numbers the live requests of one scheduler. ``index`` maps request id to number.
 
     ``hashes_on_finish``: a request's block table does not tell its contents, so they are told
-    when it ends.
+    when it ends. ``told_by_content``: prefixes that end at a multiple of this many tokens are
+    told by the contents of blocks and need no id of their own; 0: none are.
     """
 
-    def __init__(self, recorder: Recorder, key: bytes, hashes_on_finish: bool) -> None:
+    def __init__(
+        self, recorder: Recorder, key: bytes, *, hashes_on_finish: bool, told_by_content: int
+    ) -> None:
         self.index: dict[str, int] = {}
-        self._recorder = recorder
+        self._log = recorder.log
         self._key = key
         self.hashes_on_finish = hashes_on_finish
+        self._told_by_content = told_by_content
         self._next = 0
 
     def number(self, request: Any, now: int) -> int:
@@ -37,24 +38,33 @@ class Requests:
             number = self.index[request.request_id] = self._next
             self._next += 1
             blob = orjson.dumps(_description(request, self._key)) + b"\0"
-            blob += _prefix_ids(request, self._key)
-            self._tell(Op.REQUEST, number, blob, now)
+            blob += _prefix_ids(request, self._key, self._told_by_content)
+            self._log.ops.append(Op.REQUEST)
+            self._log.times.append(now)
+            self._log.numbers.extend((number, len(blob)))
+            self._log.blobs.append(blob)
         return number
 
     def finish(self, request: Any, now: int) -> None:
         """Say how the request ended. It keeps its number until its blocks are given up."""
-        number = self.number(request, now)
-        reason = str(request.get_finished_reason())
-        outcome = {
-            "reason": reason,
-            "prompt": request.num_prompt_tokens,
-            "output": request.num_output_tokens,
-            "computed": request.num_computed_tokens,
-        }
-        blob = orjson.dumps(outcome) + b"\0"
-        if self.hashes_on_finish or reason == "abort":
-            blob += b"".join(map(first_bytes, request.block_hashes))
-        self._tell(Op.FINISH, number, blob, now)
+        number, log = self.number(request, now), self._log
+        reason = str(request.get_finished_reason()).encode()
+        told = self.hashes_on_finish or reason == b"abort"
+        hashes = request.block_hashes if told else ()
+        log.ops.append(Op.FINISH)
+        log.times.append(now)
+        log.numbers.extend(
+            (
+                number,
+                request.num_prompt_tokens,
+                request.num_output_tokens,
+                request.num_computed_tokens,
+                len(hashes),
+                len(reason),
+            )
+        )
+        log.hashes.extend(hashes)
+        log.blobs.append(reason)
 
     def leaving(self, request: Any, now: int) -> int:
         """The number of a request that gives up its blocks; one that has ended is forgotten."""
@@ -63,24 +73,21 @@ class Requests:
             del self.index[request.request_id]
         return number
 
-    def _tell(self, op: Op, number: int, blob: bytes, now: int) -> None:
-        self._recorder.times.append(now)
-        self._recorder.words.extend((head(op, len(blob)), number))
-        self._recorder.blobs.append(blob)
 
-
-def _description(request: Any, key: bytes) -> dict[str, Any]:
+def _description(request: Any, key: bytes) -> list[Any]:
+    """Its id, prompt tokens, adapter, tenant and priority, without the end that says nothing."""
     lora = request.lora_request
     salt = getattr(request, "cache_salt", None)
-    return {
-        "id": _utf8(request.request_id).decode(),
-        "prompt": request.num_prompt_tokens,
-        "max": request.max_tokens,
-        "priority": getattr(request, "priority", 0),
-        "lora": None if lora is None else getattr(lora, "lora_name", None) or lora.name,
-        "tenant": None if not salt else _number(blake2b(_utf8(salt), **_keyed(key))),
-        "pooling": request.sampling_params is None,
-    }
+    described = [
+        _utf8(request.request_id).decode(),
+        request.num_prompt_tokens,
+        getattr(request, "priority", 0),
+        None if lora is None else getattr(lora, "lora_name", None) or lora.name,
+        None if not salt else _number(blake2b(_utf8(salt), **_keyed(key))),
+    ]
+    while len(described) > 2 and not described[-1]:
+        described.pop()
+    return described
 
 
 def _utf8(text: str) -> bytes:
@@ -96,8 +103,9 @@ def _number(digest: Any) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _prefix_ids(request: Any, key: bytes) -> bytes:
-    """Keyed digests of the prompt's first tokens, one a length of ``prefix_lengths``.
+def _prefix_ids(request: Any, key: bytes, told_by_content: int) -> bytes:
+    """Keyed digests of the prompt's first tokens, one a length of ``prefix_lengths`` that is not
+    told by content.
 
     An adapter, a cache salt and the multimodal inputs that begin before a length's end are part
     of it, as they are of vLLM's block hashes.
@@ -106,6 +114,8 @@ def _prefix_ids(request: Any, key: bytes) -> bytes:
     if tokens is None:
         return b""
     lengths = prefix_lengths(len(tokens))
+    if told_by_content:
+        lengths = [length for length in lengths if length % told_by_content]
     if not lengths:
         return b""
     lora, salt = request.lora_request, getattr(request, "cache_salt", None)

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import time
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
-from profilemate.events import COUNT_SHIFT, OP_MASK, Op, head
+from profilemate.events import Op
 from profilemate.hooks.instances import put, reference, required_method
 from profilemate.hooks.requests import Requests
 from profilemate.recorder import Recorder
@@ -17,9 +17,6 @@ REPEAT_NS = 250_000_000
 
 MAX_AWAITED = 64
 """Scheduler outputs that may wait for their first tokens at once; vLLM keeps a few in flight."""
-
-_LOOKUP_WORDS = 4
-
 
 Awaited = tuple[int, Any]
 """A request that will have its first token with the step in flight: its number, and itself."""
@@ -35,13 +32,16 @@ class Steps:
         self._pools = [reference(pool) for pool in pools]
         self._free_blocks = [required_method(pool, "get_num_free_blocks") for pool in pools]
         self._recorder = recorder
+        self._log = recorder.log
         self._requests = requests
+        self._no_blocks = [()] * len(scheduler.kv_cache_config.kv_cache_groups)
         self._prefills: dict[str, int] = {}
         self._awaiting: dict[int, list[Awaited]] = {}
         self._arriving: list[Awaited] = []
         self._arrived_ns = 0
         self._idle_signature: tuple[Any, ...] | None = None
         self._repeat_told_ns = 0
+        self._events_told = 0
         self._inside = False
 
     def forget_prefill(self, request_id: str) -> None:
@@ -55,30 +55,28 @@ class Steps:
 
     def scheduled(self, output: Any, began: int, ended: int) -> None:
         """A step was scheduled."""
-        scheduler, recorder = self._scheduler(), self._recorder
+        scheduler, recorder, log = self._scheduler(), self._recorder, self._log
         running, waiting = len(scheduler.running), _waiting(scheduler)
+        tokens = output.total_num_scheduled_tokens
         signature = None
-        if not output.total_num_scheduled_tokens and self._only_lookups():
-            signature = (running, waiting, tuple(recorder.words))
+        if not tokens and log.ops.count(Op.LOOKUP) == len(log.ops):
+            signature = (running, waiting, tuple(log.numbers))
             if signature == self._idle_signature:
                 self._repeat(ended)
                 return
         self._idle_signature = signature
-        words = recorder.words
         prefill_tokens = self._assign(output)
-        words.extend(
-            (
-                head(Op.STEP, len(self._pools)),
-                running,
-                waiting,
-                output.total_num_scheduled_tokens,
-                prefill_tokens,
-                len(output.num_scheduled_tokens),
-            )
+        log.ops.append(Op.STEP)
+        log.times.extend((began, ended))
+        log.numbers.extend(
+            (running, waiting, tokens, prefill_tokens, len(output.num_scheduled_tokens))
         )
-        words.extend(self._free_counts())
-        recorder.times.extend((began, ended))
-        recorder.flush()
+        log.numbers.extend(self._free_counts())
+        if tokens:
+            recorder.step_ended(ended)
+        else:
+            recorder.flush()
+        self._events_told = len(log.ops)
         self._repeat_told_ns = ended
         recorder.hook_ns += time.monotonic_ns() - ended
 
@@ -93,41 +91,43 @@ class Steps:
         self._inside = False
         if self._arriving:
             self._tell_first_tokens()
-        if self._recorder.times:
-            self._write_update()
+        if len(self._log.ops) != self._events_told:
+            self._tell_update()
+            scheduler = self._scheduler()
+            if not scheduler.running and not _waiting(scheduler):
+                # No step may follow.
+                self._recorder.flush()
+            self._events_told = len(self._log.ops)
 
     def _tell_first_tokens(self) -> None:
         # vLLM drops the token of a request that was aborted or preempted in the meantime.
         first = [number for number, request in self._arriving if request.num_output_tokens]
         self._arriving = []
         if first:
-            self._recorder.times.append(self._arrived_ns)
-            self._recorder.words.append(head(Op.FIRST_TOKEN, len(first)))
-            self._recorder.words.extend(first)
+            self._log.ops.append(Op.FIRST_TOKEN)
+            self._log.times.append(self._arrived_ns)
+            self._log.numbers.append(len(first))
+            self._log.numbers.extend(first)
 
     def _write_update(self) -> None:
-        scheduler, recorder = self._scheduler(), self._recorder
-        recorder.times.append(time.monotonic_ns())
-        recorder.words.extend(
-            (head(Op.UPDATE, len(self._pools)), len(scheduler.running), _waiting(scheduler))
-        )
-        recorder.words.extend(self._free_counts())
-        recorder.flush()
+        self._tell_update()
+        self._recorder.flush()
+        self._events_told = 0
+
+    def _tell_update(self) -> None:
+        scheduler, log = self._scheduler(), self._log
+        log.ops.append(Op.UPDATE)
+        log.times.append(time.monotonic_ns())
+        log.numbers.extend((len(scheduler.running), _waiting(scheduler)))
+        log.numbers.extend(self._free_counts())
         self._idle_signature = None
 
     def _free_counts(self) -> list[int]:
         return [count(pool()) for count, pool in zip(self._free_blocks, self._pools, strict=True)]
 
-    def _only_lookups(self) -> bool:
-        words = self._recorder.words
-        return len(words) == _LOOKUP_WORDS * len(self._recorder.times) and all(
-            word & OP_MASK == Op.LOOKUP for word in words[::_LOOKUP_WORDS]
-        )
-
     def _repeat(self, ended: int) -> None:
         recorder = self._recorder
-        recorder.words.clear()
-        recorder.times.clear()
+        recorder.log.clear()
         recorder.repeats += 1
         recorder.repeated_until_ns = ended
         if ended - self._repeat_told_ns > REPEAT_NS:
@@ -136,7 +136,7 @@ class Steps:
 
     def _assign(self, output: Any) -> int:
         """Tell whose the step's new blocks are; returns the tokens that computed prompts."""
-        words, index = self._recorder.words, self._requests.index
+        log, index = self._log, self._requests.index
         scheduled = output.num_scheduled_tokens
         first: list[Awaited] = []
         prefill_tokens = self._continue_prefills(scheduled, first) if self._prefills else 0
@@ -147,19 +147,20 @@ class Steps:
         cached = output.scheduled_cached_reqs
         ids, blocks = cached.req_ids, cached.new_block_ids
         resumed = _resumed(cached)
-        for request_id, groups in zip(compress(ids, blocks), filter(None, blocks), strict=True):
-            if request_id in resumed:
-                continue
-            number = index[request_id]
-            for group, block_ids in enumerate(groups):
-                if block_ids:
-                    words.extend((len(block_ids) << COUNT_SHIFT | Op.ASSIGN, number, group))
-                    words.extend(block_ids)
-        # They are a set, and the order in which they were scheduled is the list's.
-        for at, request_id in enumerate(ids) if resumed else ():
-            if request_id in resumed:
-                computed, groups = cached.num_computed_tokens[at], blocks[at] or ()
-                prefill_tokens += self._admit(request_id, computed, groups, scheduled, first)
+        if resumed:
+            # They are a set, and the order in which they were scheduled is the list's.
+            for at, request_id in enumerate(ids):
+                if request_id in resumed:
+                    computed, groups = cached.num_computed_tokens[at], blocks[at]
+                    prefill_tokens += self._admit(request_id, computed, groups, scheduled, first)
+            others = [at for at, request_id in enumerate(ids) if request_id not in resumed]
+            ids, blocks = [ids[at] for at in others], [blocks[at] for at in others]
+        handed_out = list(filter(None, blocks))
+        if handed_out:
+            log.ops.append(Op.ASSIGN)
+            log.numbers.append(len(handed_out))
+            log.numbers.extend(map(index.__getitem__, compress(ids, blocks)))
+            log.ids.extend(chain.from_iterable(handed_out))
         if first:
             if len(self._awaiting) >= MAX_AWAITED:
                 self._awaiting.clear()
@@ -174,11 +175,10 @@ class Steps:
         scheduled: dict[str, int],
         first: list[Awaited],
     ) -> int:
-        words, number = self._recorder.words, self._requests.index[request_id]
-        words.extend((head(Op.ADMIT), number, computed))
-        for group, block_ids in enumerate(groups):
-            words.extend((head(Op.TABLE, len(block_ids)), number, group))
-            words.extend(block_ids)
+        log = self._log
+        log.ops.append(Op.ADMIT)
+        log.numbers.extend((self._requests.index[request_id], computed))
+        log.ids.extend(groups or self._no_blocks)
         request = self._scheduler().requests[request_id]
         self._prefills[request_id] = request.num_tokens - computed
         return self._advance_prefill(request_id, scheduled[request_id], first)
@@ -280,7 +280,7 @@ def _watch_abort(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
     def finish_requests(*args: Any, **kwargs: Any) -> Any:
         result = original(this(), *args, **kwargs)
         try:
-            if recorder.times:
+            if recorder.log.ops:
                 steps.settle()
         except Exception as error:
             recorder.fail("finish_requests", error)

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from profilemate import session
-from profilemate.events import Op, head
+from profilemate.events import Op
 from profilemate.recorder import Recorder
 
 NAME = "session_20260131_120000_4711_c0ffee"
@@ -44,6 +45,7 @@ def _record(base: Path, pid: int) -> Path:
         "groups": [{"kind": "FullAttentionSpec", "block_size": 16, "pool": 0}],
         "caching": True,
         "hash_block_size": 16,
+        "told_by_content": 16,
         "content_ids_shared": True,
         "model": {"name": "tiny"},
         "cache": {"block_size": [16], "blocks": 11, "max_model_len": 100, "tokens": 176},
@@ -59,10 +61,10 @@ def _record(base: Path, pid: int) -> Path:
 
 def allocate(recorder: Recorder, blocks: list[int], *, free: int) -> None:
     """One step that hands out these blocks and leaves so many free."""
-    now = time.monotonic_ns()
-    recorder.words += [head(Op.ALLOCATE, len(blocks)), *blocks]
-    recorder.times.append(now)
+    now, log = time.monotonic_ns(), recorder.log
+    log.ops += [Op.ALLOCATE, Op.STEP]
+    log.times += [now, now, now + 1000]
+    log.blocks.append([SimpleNamespace(block_id=block) for block in blocks])
     running, waiting, tokens, prefill, scheduled = 1, 0, 16, 16, 1
-    recorder.words += [head(Op.STEP, 1), running, waiting, tokens, prefill, scheduled, free]
-    recorder.times += [now, now + 1000]
+    log.numbers += [running, waiting, tokens, prefill, scheduled, free]
     recorder.flush()

@@ -145,12 +145,12 @@ def check_names(tables: Tables, oracle: Oracle, origin: int) -> None:
     """Whose doing each call was, the calls taken in order."""
     told: dict[Hashable, list[str]] = defaultdict(list)
     for row in tables.rows("kv_cache_allocations.csv"):
-        key = (microseconds(row["timestamp_sec"]), row["event"], row["pool"])
-        told[key] += [row["request_id"]] * row["num_blocks"]
+        row_key = (microseconds(row["timestamp_sec"]), row["event"], row["pool"])
+        told[row_key] += [row["request_id"]] * row["num_blocks"]
     counted: dict[Hashable, list[frozenset[str]]] = defaultdict(list)
     for move in oracle.moves:
-        key = ((move.time - origin) // 1000, move.event, move.pool)
-        counted[key] += [move.requests] * move.blocks
+        move_key = ((move.time - origin) // 1000, move.event, move.pool)
+        counted[move_key] += [move.requests] * move.blocks
     for key, names in told.items():
         for name, possible in zip(names, counted[key], strict=True):
             assert name in possible or not (name or possible), (key, name, possible)

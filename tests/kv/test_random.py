@@ -8,32 +8,64 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from tests.kv import compare, workload
 from tests.kv.recording import Clock, Tables, make_tables, only_session, recorded
-from tests.kv.workload import Driver, Operation, Setting, scheduler_for
+from tests.kv.workload import (
+    Add,
+    Driver,
+    Operation,
+    Reset,
+    Setting,
+    Steps,
+    scheduler_for,
+)
 
 pytestmark = pytest.mark.usefixtures("hooks_on")
 
 
-@settings(max_examples=250)
-@given(setting=workload.settings, operations=workload.operations)
+examples = given(setting=workload.settings, operations=workload.operations)
+
+
+@settings(max_examples=200)
+@examples
+@example(
+    Setting(blocks=21, max_num_seqs=6, max_num_batched_tokens=48, policy="priority", lag=1),
+    [Add(2, 32, 3, 4, 2), Steps(2), Add(2, 32, 3, 4, 2), Reset(running_too=True)],
+).via("a new request shares the blocks that a resumed one got in the same step")
+@example(
+    Setting(blocks=21, max_num_seqs=6, max_num_batched_tokens=48, lag=1),
+    [Add(0, 54, 34, 6), Steps(2), Reset(running_too=True)],
+).via("the first token of a request is dropped")
 def test_full_attention(model: Path, setting: Setting, operations: list[Operation]) -> None:
     run(model, setting, operations)
 
 
-@settings(max_examples=120)
-@given(setting=workload.settings, operations=workload.operations)
+@settings(max_examples=100)
+@examples
 def test_beside_sliding_windows(model: Path, setting: Setting, operations: list[Operation]) -> None:
     run(model, replace(setting, groups="window", blocks=3 * setting.blocks), operations)
 
 
-@settings(max_examples=120)
-@given(setting=workload.settings, operations=workload.operations)
+@settings(max_examples=100)
+@examples
+@example(
+    Setting(blocks=13, block_size=4, max_num_seqs=2, max_num_batched_tokens=48, policy="priority"),
+    [Add(1, 38, 26, 18, 1), Add(1, 38, 26, 18, 1)],
+).via("a request is preempted in the step in which it got a block of either group")
 def test_beside_mamba_states(model: Path, setting: Setting, operations: list[Operation]) -> None:
     """Contents that end inside a block, copies on write, and contents that move."""
     run(model, replace(setting, groups="mamba"), operations)
+
+
+@settings(max_examples=100)
+@examples
+def test_beside_mamba_checkpoints(
+    model: Path, setting: Setting, operations: list[Operation]
+) -> None:
+    """Contents that vLLM drops from blocks that are held."""
+    run(model, replace(setting, groups="checkpoints", blocks=setting.blocks // 2 + 4), operations)
 
 
 def run(model: Path, setting: Setting, operations: list[Operation]) -> None:

@@ -78,7 +78,8 @@ class Setting:
 
     ``groups``: "full" is one group of full attention, "window" has one of sliding windows of
     two and a half blocks beside it, "mamba" one of states that are kept at block ends, with
-    blocks four times as long as what is hashed (``block_size``).
+    blocks four times as long as what is hashed (``block_size``), and "checkpoints" one whose
+    states are kept inside a block, too.
     """
 
     blocks: int
@@ -113,7 +114,7 @@ rare = st.one_of(
     st.builds(Evict, st.integers(0, 5), st.integers(1, 4)),
     st.builds(Wait, st.sampled_from([1, 300, 1_200])),
 )
-operations = st.lists(st.one_of(adds, adds, steps, steps, rare), min_size=1, max_size=40)
+operations = st.lists(st.one_of(adds, adds, steps, steps, rare), min_size=12, max_size=60)
 settings = st.builds(
     Setting,
     blocks=st.integers(4, 40),
@@ -150,16 +151,20 @@ class Driver:
         self.drain()
 
     def drain(self) -> None:
-        """Step until nothing is left; a request that can never run is aborted."""
-        idle = 0
+        """Step until nothing is left; a request that can never run is aborted.
+
+        So is one that is preempted by itself for ever.
+        """
+        idle = steps = 0
         while self.scheduler.requests:
-            before = len(self.oracle.moves)
+            before, left = len(self.oracle.moves), len(self.scheduler.requests)
             output = self._step()
             moved = output.total_num_scheduled_tokens or len(self.oracle.moves) > before
             idle = 0 if moved else idle + 1
-            if idle > 5:
+            steps = steps + 1 if len(self.scheduler.requests) == left else 0
+            if idle > 5 or steps > 300:
                 self._abort(next(iter(self.scheduler.requests)))
-                idle = 0
+                idle = steps = 0
         while self.in_flight:
             self._update()
 
@@ -226,9 +231,10 @@ def scheduler_for(model: Path, setting: Setting) -> Any:
     block_size, specs, arguments = hashed, [full_attention(hashed)], {}
     if setting.groups == "window":
         specs.append(sliding_window(hashed, hashed * 5 // 2))
-    elif setting.groups == "mamba":
+    elif setting.groups != "full":
         block_size = 4 * hashed
-        specs = [full_attention(block_size), mamba(block_size)]
+        alignment = hashed if setting.groups == "checkpoints" else None
+        specs = [full_attention(block_size), mamba(block_size, alignment)]
         arguments["mamba_cache_mode"] = "align"
     return build_scheduler(
         model,
@@ -246,8 +252,9 @@ def scheduler_for(model: Path, setting: Setting) -> Any:
     )
 
 
-def mamba(block_size: int) -> Any:
-    """The spec of a group of Mamba states, kept at block ends for prefix caching."""
+def mamba(block_size: int, checkpoint_alignment: int | None) -> Any:
+    """The spec of a group of Mamba states, kept at block ends for prefix caching, and where a
+    prompt ends, if there is an alignment for that."""
     import torch
     from vllm.v1.kv_cache_interface import MambaSpec
 
@@ -256,4 +263,6 @@ def mamba(block_size: int) -> Any:
         shapes=((4, 4),),
         dtypes=(torch.float32,),
         mamba_cache_mode="align",
+        num_prefill_checkpoint_blocks=int(checkpoint_alignment is not None),
+        prefill_checkpoint_alignment=checkpoint_alignment,
     )

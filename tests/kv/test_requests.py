@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""requests.jsonl: who had what in common with whom, to the last block."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kv.recording import Tables, hooks_only, make_tables, only_session
+from tests.kv.transcript import transcript
+from tests.support.scheduler import RequestMaker, build_scheduler, tokens
+
+pytestmark = pytest.mark.usefixtures("hooks_on")
+
+BLOCK = 16
+
+
+def run(model: Path, folder: Path, *batches: list[Any], **arguments: Any) -> Tables:
+    """Run one batch of requests after the other."""
+    with hooks_only(folder):
+        scheduler = build_scheduler(model, 100, **arguments)
+        for batch in batches:
+            transcript(scheduler, [(0, request) for request in batch])
+    return make_tables(only_session(folder), folder / "tables")
+
+
+def test_turns_of_a_conversation_share_what_was_said(model: Path, tmp_path: Path) -> None:
+    """The second turn's prompt is the first one, its answer, and more."""
+    make = RequestMaker()
+    first = make("first", tokens(1, 40), 31)
+    with hooks_only(tmp_path):
+        scheduler = build_scheduler(model, 100)
+        transcript(scheduler, [(0, first)])
+        second = make("second", [*first.all_token_ids, *tokens(2, 25)], 5)
+        other = make("other", tokens(3, 40), 31)
+        transcript(scheduler, [(0, second), (0, other)])
+    rows = make_tables(only_session(tmp_path), tmp_path / "tables").requests()
+    # 40 tokens of prompt are two full blocks and a part; 71 tokens are four full blocks and 7.
+    assert len(rows["first"]["hash_ids"]) == 3
+    assert len(rows["first"]["output_hash_ids"]) == 2
+    said = rows["first"]["hash_ids"][:2] + rows["first"]["output_hash_ids"]
+    assert rows["second"]["hash_ids"][:4] == said
+    assert rows["second"]["hit_tokens"] == 64
+    assert len(rows["second"]["hash_ids"]) == 6
+    ids = {number for row in rows.values() for number in row["hash_ids"] + row["output_hash_ids"]}
+    assert len(ids) == 3 + 2 + (2 + 0) + 3 + 2
+    assert not set(rows["other"]["hash_ids"]) & set(rows["first"]["hash_ids"])
+
+
+def test_a_prompt_of_whole_blocks_has_no_number_used_once(model: Path, tmp_path: Path) -> None:
+    make = RequestMaker()
+    prompts = [make(f"request {n}", tokens(1, 48), 2) for n in range(2)]
+    rows = run(model, tmp_path, prompts[:1], prompts[1:]).requests()
+    assert len(rows["request 0"]["hash_ids"]) == 3
+    assert rows["request 0"]["hash_ids"] == rows["request 1"]["hash_ids"]
+
+
+def test_a_number_used_once_is_used_once(model: Path, tmp_path: Path) -> None:
+    make = RequestMaker()
+    prompts = [make(f"request {n}", tokens(1, 50), 2) for n in range(9)]
+    rows = run(model, tmp_path, prompts).requests()
+    assert len({tuple(row["hash_ids"][:3]) for row in rows.values()}) == 1
+    assert len({row["hash_ids"][3] for row in rows.values()}) == 9
+
+
+def test_an_id_may_come_again(model: Path, tmp_path: Path) -> None:
+    """A client's request id is no key: each request has a row of its own."""
+    make = RequestMaker()
+    batches = [[make("same", tokens(seed, 20 + seed), 2 + seed)] for seed in range(3)]
+    tables = run(model, tmp_path, *batches)
+    lines = (tables.folder / "requests.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [(row["input_length"], row["output_length"]) for row in rows] == [
+        (20, 2),
+        (21, 3),
+        (22, 4),
+    ]
+
+
+def test_tenants_and_adapters_share_nothing(model: Path, tmp_path: Path) -> None:
+    """The same tokens under another salt or another adapter are other contents and prefixes."""
+    from vllm.lora.request import LoRARequest
+
+    make = RequestMaker()
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "salt a": {"cache_salt": "a"},
+        "salt b": {"cache_salt": "b"},
+        "adapter": {"lora_request": LoRARequest("mine", 1, "/adapters/mine")},
+    }
+    batches = [
+        [make(f"{kind} {turn}", tokens(1, 64), 2, **fields) for kind, fields in kinds.items()]
+        for turn in (1, 2)
+    ]
+    rows = run(model, tmp_path, *batches).requests()
+    for column in ("hash_ids", "prefix_ids"):
+        assert len({tuple(row[column]) for row in rows.values()}) == len(kinds)
+        for kind in kinds:
+            assert rows[f"{kind} 1"][column] == rows[f"{kind} 2"][column]
+    assert [rows[f"{kind} 2"]["hit_tokens"] for kind in kinds] == [48] * 4
+    assert rows["adapter 1"]["lora"] == "mine"
+    assert rows["plain 1"]["lora"] is None
+    tenants = [rows[f"{kind} {turn}"]["tenant"] for turn in (1, 2) for kind in kinds]
+    assert tenants[:4] == tenants[4:]
+    assert tenants[0] is tenants[3] is None
+    assert tenants[1] != tenants[2]
+
+
+def test_prefixes_shorter_than_a_block_are_seen(model: Path, tmp_path: Path) -> None:
+    """240 tokens in common and blocks of 256: no content is shared, and yet it shows where."""
+    make = RequestMaker(256)
+    prompts = [make(f"request {n}", tokens(1, 240) + tokens(50 + n, 60), 2) for n in range(2)]
+    tables = run(model, tmp_path, prompts, block_size=256)
+    first, second = (row["prefix_ids"] for row in tables.requests().values())
+    lengths = tables.metadata["prefix_lengths"]
+    equal = [length for length, a, b in zip(lengths, first, second, strict=False) if a == b]
+    assert equal == list(range(16, 241, 16))
+    assert len(first) == 300 // 16
+    (one, two) = (row["hash_ids"] for row in tables.requests().values())
+    assert not set(one) & set(two)
+
+
+def test_without_prefix_caching_there_are_no_contents(model: Path, tmp_path: Path) -> None:
+    make = RequestMaker()
+    prompts = [make(f"request {n}", tokens(1, 64), 20) for n in range(2)]
+    tables = run(model, tmp_path, prompts, enable_prefix_caching=False)
+    for row in tables.requests().values():
+        assert row["hash_ids"] == row["output_hash_ids"] == []
+        assert (row["hit_tokens"], row["num_blocks"]) == (0, 6)
+    assert not tables.rows("prefix_cache_lookups.csv")
+    assert not tables.rows("kv_cache_evictions.csv")
+    assert (
+        tables.requests()["request 0"]["prefix_ids"] == tables.requests()["request 1"]["prefix_ids"]
+    )

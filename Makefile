@@ -3,7 +3,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint
+.PHONY: help env demo test lint bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -22,3 +22,6 @@ lint: env ## check style (ruff) and types (mypy)
 	@'$(RUN)' -m ruff check
 	@'$(RUN)' -m ruff format --check
 	@'$(RUN)' -m mypy
+
+bench: env ## measure what profiling costs, against the targets; ARGS='loop journal' for some, ARGS=--help lists them
+	@'$(RUN)' -m benchmarks $(ARGS)

@@ -1,116 +1,159 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recording costs the scheduler's loop: ``python -m benchmarks.scheduler_loop``.
+"""What recording costs the scheduler's loop: python -m benchmarks.scheduler_loop
 
-The workload is deterministic, so the same step does the same work in every run. Runs with the
-hooks on and off take turns inside one process; of each step the fastest time over all runs of a
-kind counts, and the sums are compared. The whole is repeated for its spread. Times are the
-engine thread's CPU time, user and system, which a busy machine disturbs least; ``--wall`` takes
-the clock on the wall instead.
+vLLM's real scheduler, KV cache manager and block pool run without a model, all of it recorded and
+flushed, with the collector at work beside them. One scheduler is recorded and one is not; they
+take each step in turn inside one process. Of each step, schedule() and update_from_output(), the
+fastest time over all runs counts, and the sums are compared. The whole is repeated for its spread.
+
+  python -m benchmarks.scheduler_loop                      128 running requests
+  python -m benchmarks.scheduler_loop --running 1024       1,024 running requests
+  python -m benchmarks.scheduler_loop --prompt 100000      prompts of 100,000 tokens, in chunks
+  python -m benchmarks.scheduler_loop --null               off against off: the noise
+  python -m benchmarks.scheduler_loop --vllm-metrics 0.01  vLLM's own collector at its 1 % sample
+  python -m benchmarks.scheduler_loop --vllm-events        vLLM's KV events, published by ZeroMQ
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib
+import itertools
 import os
-import random
-import statistics
-import sys
+import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.scheduler import RequestMaker, answer, build_scheduler, tokens, write_model
+from benchmarks import environment, sessions
+from benchmarks.command import Options, count, progress, run
+from benchmarks.lockstep import SHARED_TOKENS, Load, Side, Times, compare, floor
+from benchmarks.result import BenchmarkError, Result, Target, middle
+from tests.support.scheduler import write_model
+
+TARGET = Target(1.5)
+
+OFF = Side("off")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=600)
-    parser.add_argument("--running", type=int, default=128, help="max_num_seqs")
-    parser.add_argument("--blocks", type=int, default=4096)
-    parser.add_argument("--runs", type=int, default=12, help="runs with and without, each")
-    parser.add_argument("--repeats", type=int, default=3, help="of the whole comparison")
-    parser.add_argument("--wall", action="store_true", help="wall time, not CPU time")
-    parser.add_argument("--null", action="store_true", help="compare off with off: the noise")
-    options = parser.parse_args()
+def add_options(parser: argparse.ArgumentParser) -> None:
+    load = parser.add_argument_group("load")
+    load.add_argument("--running", type=count, help="requests running at once (128; 8 if --prompt)")
+    load.add_argument("--requests", type=count, help="in all (600, or twice the running ones)")
+    load.add_argument("--blocks", type=count, help="of 16 tokens in the pool (enough for most)")
+    load.add_argument("--prompt", type=count, help="tokens of each prompt (257 to 768)")
+    load.add_argument("--output", type=count, default=200, help="tokens generated at most (200)")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--null", action="store_true", help="compare off with off")
+    instead.add_argument(
+        "--vllm-metrics", type=float, metavar="SAMPLE", help="compare vLLM's KV cache metrics"
+    )
+    instead.add_argument("--vllm-events", action="store_true", help="compare vLLM's KV events")
+    parser.add_argument("--runs", type=count, default=12, help="of both sides (12)")
+    parser.add_argument("--repeats", type=count, default=3, help="of the whole comparison (3)")
+
+
+def measure(options: Options) -> list[Result]:
+    """Change of the summed fastest step times, in per cent."""
+    environment.attach_hooks()
+    load, side = chosen_load(options), chosen_side(options)
+    found: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["VLLM_PROFILING_DIR"] = f"{scratch}/sessions"
-        # Hooks wait for vLLM only where profiling is on as it is imported.
-        os.environ["VLLM_PROFILING"] = "1"
-        importlib.import_module("vllm.v1.core.sched.scheduler")
         model = write_model(Path(scratch, "model"))
-        changes = [compare(model, options) for _ in range(options.repeats)]
-    print(
-        f"scheduler loop, {options.running} running: {statistics.median(changes):+.2f} % "
-        f"(from {min(changes):+.2f} to {max(changes):+.2f} over {len(changes)} comparisons)"
+        for number in range(options.repeats):
+            off, on = compare(model, load, (OFF, side), options.runs, seed=number)
+            change, note = describe(off, on)
+            progress(f"{number + 1} of {options.repeats}: {change:+.2f} %, {note}")
+            found.append((change, note))
+    target = TARGET if side.profiling else None
+    note = sorted(found)[len(found) // 2][1]
+    return [middle(name_of(load, side), [change for change, _ in found], "%", target, note)]
+
+
+def chosen_load(options: Options) -> Load:
+    prompt = options.prompt
+    if prompt is not None and prompt <= SHARED_TOKENS:
+        raise BenchmarkError(f"--prompt has to be more than the {SHARED_TOKENS} shared tokens")
+    running = options.running or (8 if prompt else 128)
+    requests = options.requests or (3 * running if prompt else max(600, 2 * running))
+    # Room for about as many as run, so that cached blocks are evicted and some requests wait.
+    blocks = options.blocks or (running * (prompt // 16 + 16) if prompt else 32 * running)
+    return Load(requests, running, blocks, prompt, options.output)
+
+
+def chosen_side(options: Options) -> Side:
+    if options.null:
+        return Side("off again")
+    if options.vllm_metrics is not None:
+        return vllm_metrics(options.vllm_metrics)
+    if options.vllm_events:
+        return vllm_events()
+    return Side("on", profiling=True, check=check_session)
+
+
+def name_of(load: Load, side: Side) -> str:
+    what = f"{load.prompt:,}-token prompts" if load.prompt else f"{load.running:,} running"
+    return f"scheduler loop, {what}" + ("" if side.profiling else f": {side.name}")
+
+
+def describe(off: Times, on: Times) -> tuple[float, str]:
+    """The change in per cent, and the figures behind it."""
+    steps, requests = len(off.steps[0]), len(off.adds[0])
+    without, with_it = floor(off.steps), floor(on.steps)
+    add, more = floor(off.adds), floor(on.adds) - floor(off.adds)
+    note = (
+        f"{steps} steps of {without / steps / 1e3:,.0f} µs, "
+        f"{(with_it - without) / steps / 1e3:+.1f} µs a step; add_request "
+        f"{add / requests / 1e3:.1f} µs, {more / requests / 1e3:+.1f} µs a request"
+    )
+    return 100 * (with_it / without - 1), note
+
+
+def check_session(steps: int, _collected: int) -> None:
+    """Every step is in the one session that there is, which is removed."""
+    session = sessions.only(Path(os.environ["VLLM_PROFILING_DIR"]))
+    sessions.wait_until_complete(session)
+    sessions.check_steps(session, steps)
+    shutil.rmtree(session)
+
+
+def vllm_metrics(sample: float) -> Side:
+    """vLLM's own instrument, --kv-cache-metrics, which looks at a sample of the blocks."""
+
+    def collect(outputs: dict[int, Any]) -> int:
+        stats = [output.scheduler_stats for output in outputs.values()]
+        return sum(len(known.kv_cache_eviction_events) for known in stats if known)
+
+    def check(steps: int, collected: int) -> None:
+        if not collected:
+            raise BenchmarkError(f"vLLM's collector saw no eviction in {steps} steps")
+
+    return Side(
+        f"vLLM's own metrics, sample {100 * sample:g} %",
+        engine_args=lambda: {"kv_cache_metrics": True, "kv_cache_metrics_sample": sample},
+        collect=collect,
+        check=check,
     )
 
 
-def compare(model: Path, options: argparse.Namespace) -> float:
-    """Change of the summed fastest step times with recording on, in per cent."""
-    off: list[list[int]] = []
-    on: list[list[int]] = []
-    for number in range(2 * options.runs):
-        recording = bool(number % 2)
-        times = run(model, options, recording and not options.null)
-        (on if recording else off).append(times)
-    if not options.null and not list(Path(os.environ["VLLM_PROFILING_DIR"]).glob("session_*")):
-        sys.exit("nothing was recorded: is this repository on PYTHONPATH?")
-    floor_off, floor_on = floor(off), floor(on)
-    steps = len(off[0])
-    change = 100 * (floor_on / floor_off - 1)
-    print(
-        f"{steps} steps: {floor_off / steps / 1e3:.1f} us a step without, "
-        f"{(floor_on - floor_off) / steps / 1e3:+.1f} us with ({change:+.2f} %)",
-        flush=True,
-    )
-    return change
+def vllm_events() -> Side:
+    """vLLM's KV events, as a router subscribes to them; nobody does here."""
+    numbers = itertools.count()
 
+    def engine_args() -> dict[str, Any]:
+        from vllm.config import KVEventsConfig
 
-def floor(runs: list[list[int]]) -> int:
-    """The sum of each step's fastest time over all runs, in nanoseconds."""
-    return sum(map(min, zip(*runs, strict=True)))
+        endpoint = f"inproc://kv-events-{next(numbers)}"
+        return {"kv_events_config": KVEventsConfig(enable_kv_cache_events=True, endpoint=endpoint)}
 
+    def end(scheduler: Any) -> None:
+        publisher = scheduler.kv_event_publisher
+        publisher.shutdown()
+        if not getattr(publisher, "_buffer", None):
+            raise BenchmarkError("vLLM published no KV event")
 
-def run(model: Path, options: argparse.Namespace, recording: bool) -> list[int]:
-    """Time of each step (both of the scheduler's calls), in nanoseconds."""
-    os.environ["VLLM_PROFILING"] = "1" if recording else "0"
-    os.environ.pop("VLLM_PROFILING_SESSION", None)
-    scheduler = build_scheduler(model, options.blocks, max_num_seqs=options.running)
-    for request in workload(options.requests):
-        scheduler.add_request(request)
-    gc.collect()
-    gc.disable()
-    times = []
-    now = time.perf_counter_ns if options.wall else time.thread_time_ns
-    while scheduler.has_unfinished_requests():
-        began = now()
-        output = scheduler.schedule()
-        scheduled = now()
-        result = answer(scheduler, output)
-        resumed = now()
-        scheduler.update_from_output(output, result)
-        times.append(now() - resumed + scheduled - began)
-    gc.enable()
-    return times
-
-
-def workload(count: int) -> list[Any]:
-    """Requests with 256 shared and up to 512 own tokens, and up to 200 of output."""
-    make = RequestMaker()
-    lengths = random.Random(1)
-    shared = tokens(0, 256)
-    return [
-        make(
-            f"request-{number}",
-            shared + tokens(number + 1, lengths.randint(1, 512)),
-            lengths.randint(1, 200),
-        )
-        for number in range(count)
-    ]
+    return Side("vLLM's own KV events", engine_args=engine_args, end=end)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, add_options, measure)

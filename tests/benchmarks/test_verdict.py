@@ -30,6 +30,9 @@ def found(target: Target | None, *figures: float) -> Result:
         (found(LOW, 1.0, 1.4), found(LOW, 1.1, 1.2), "met"),
         (found(HIGH, 400.0), found(HIGH, 300.0), "missed, better"),
         (found(HIGH, 600.0), found(HIGH, 700.0), "met, worse"),
+        # As good as the same, though every measurement gave just this.
+        (found(LOW, 1.005), found(LOW, 1.0), "met"),
+        (found(LOW, 1.02), found(LOW, 1.0), "met, worse"),
         (found(None, 9.0), found(None, 1.0), "for comparison"),
         (unmeasured("name", "no GPU", LOW), found(LOW, 1.0), "not measured"),
         (found(LOW, 1.0), unmeasured("name", "no GPU", LOW), "met"),

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drive vLLM's scheduler in a process of its own, as benchmarks ask for it.
+
+    python -m benchmarks.driver trace FOLDER    record the trace, and keep the journals
+    python -m benchmarks.driver requests        many short requests; memory, a line of JSON each
+    python -m benchmarks.driver paced           so many steps a second; what came of it as JSON
+
+Whether it records is up to the environment, as it is for vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.command import count
+from tests.support.scheduler import (
+    RequestMaker,
+    build_scheduler,
+    drive,
+    step,
+    tokens,
+    trace_requests,
+    write_model,
+)
+
+SAMPLES = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    trace = commands.add_parser("trace")
+    trace.add_argument("folder", type=Path, help="each copy of the session becomes FOLDER/N")
+    trace.add_argument("--passes", type=count, nargs="+", default=[1], help="copy after each N")
+    trace.add_argument("--blocks", type=count, default=1_000)
+    trace.set_defaults(run=record_trace)
+    requests = commands.add_parser("requests")
+    requests.add_argument("--requests", type=count, default=50_000)
+    requests.set_defaults(run=many_requests)
+    paced = commands.add_parser("paced")
+    paced.add_argument("--rate", type=count, default=5_000, help="steps a second")
+    paced.add_argument("--seconds", type=float, default=20)
+    paced.set_defaults(run=paced_steps)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        options.run(write_model(Path(scratch)), options)
+
+
+class FreshMaker(RequestMaker):
+    """Makes the trace's requests with contents that no other pass through the trace has."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._mark = [3 + digit for digit in divmod(number, 250)]
+
+    def __call__(self, request_id: str, prompt: list[int], max_tokens: int, **fields: Any) -> Any:
+        # These two tokens are a function of the first four; a prompt that has them starts anew.
+        marked = [*prompt[:4], *self._mark, *prompt[6:]][: len(prompt)]
+        return super().__call__(f"{self._mark}-{request_id}", marked, max_tokens, **fields)
+
+
+def record_trace(model: Path, options: argparse.Namespace) -> None:
+    """Record the trace over and over, without a collector, which would remove the journals."""
+    from profilemate.collector import launch
+
+    launch.start = lambda directory: None
+    scheduler = build_scheduler(model, options.blocks)
+    sessions = Path(os.environ["VLLM_PROFILING_DIR"])
+    for number in range(1, max(options.passes) + 1):
+        drive(scheduler, trace_requests(FreshMaker(number)))
+        print(f"    recorded {number} of {max(options.passes)}", file=sys.stderr, flush=True)
+        if number in options.passes:
+            (session,) = sessions.glob("session_*")
+            shutil.copytree(session, options.folder / str(number))
+
+
+def many_requests(model: Path, options: argparse.Namespace) -> None:
+    """Print the requests that have ended, resident memory and Python's objects, now and then."""
+    scheduler = build_scheduler(model, 1_000, max_num_seqs=128)
+    pending = short_requests(options.requests)
+    batch = max(1, options.requests // SAMPLES)
+    gc.collect()
+    gc.freeze()  # Going through all that vLLM has loaded takes a second each time.
+    for ended in range(batch, options.requests + 1, batch):
+        for request in itertools.islice(pending, batch):
+            scheduler.add_request(request)
+            if len(scheduler.requests) >= 256:
+                step(scheduler)
+        while scheduler.has_unfinished_requests():
+            step(scheduler)
+        gc.collect()
+        sample = {
+            "requests": ended,
+            "resident": resident(),
+            "allocations": sys.getallocatedblocks(),
+        }
+        print(json.dumps(sample), flush=True)
+    gc.unfreeze()
+
+
+def short_requests(number: int) -> Iterator[Any]:
+    """Requests of two full blocks, the first shared by every fourth, and four tokens of output."""
+    make = RequestMaker()
+    shared = [tokens(family, 16) for family in range(4)]
+    for index in range(number):
+        yield make(f"request-{index}", shared[index % 4] + tokens(index, 18), 4)
+
+
+def resident() -> int:
+    """Bytes of this process's own memory that are in RAM."""
+    pages = Path("/proc/self/statm").read_text().split()
+    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
+def paced_steps(model: Path, options: argparse.Namespace) -> None:
+    """Run steps of one request at a steady rate, which is about as fast as a scheduler can be."""
+    scheduler = build_scheduler(model, 1_000, max_num_seqs=1)
+    steps = int(options.rate * options.seconds)
+    make = RequestMaker()
+    # Enough of them that one is always running; a block more every 16 steps, 15 less after 200.
+    for number in range(steps // 200 + 2):
+        scheduler.add_request(make(f"request-{number}", tokens(number, 40), 200))
+    gc.collect()
+    began = time.monotonic()
+    for number in range(steps):
+        early = began + number / options.rate - time.monotonic()
+        if early > 0:
+            time.sleep(early)
+        step(scheduler)
+    print(json.dumps({"steps": steps, "seconds": time.monotonic() - began}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two schedulers under the same load, step by step in turn, so that the machine's drift hits both.
+
+The load is deterministic: step N does the same work on both sides and in every run. So of each
+step the fastest time of a side counts, over all runs, and the sums of these are compared.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import BenchmarkError
+from tests.support.scheduler import RequestMaker, answer, build_scheduler, tokens
+
+SHARED_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that share their first 256 tokens, all there from the start."""
+
+    requests: int
+    running: int
+    """At once, at most."""
+    blocks: int
+    """Of 16 tokens, in the pool."""
+    prompt: int | None = None
+    """Tokens of each prompt; None for 256 and up to 512 of its own."""
+    output: int = 200
+    """The most that a request generates, in tokens."""
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """Tokens of each request's own prompt and of its output."""
+        chosen = random.Random(1)
+        return [
+            (
+                self.prompt - SHARED_TOKENS if self.prompt else chosen.randint(1, 512),
+                chosen.randint(1, self.output),
+            )
+            for _ in range(self.requests)
+        ]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two schedulers: what it is made with, and how to tell that that was at work.
+
+    ``check`` gets the scheduler's number of steps and what ``collect`` returned for the outputs
+    of each step, once the scheduler has ended; it raises BenchmarkError.
+    """
+
+    name: str
+    profiling: bool = False
+    engine_args: Callable[[], dict[str, Any]] = dict
+    collect: Callable[[Any], int] = lambda outputs: 0
+    check: Callable[[int, int], None] = lambda steps, collected: None
+    end: Callable[[Any], None] = lambda scheduler: None
+
+
+@dataclass
+class Times:
+    """Nanoseconds that one side took, a list for each run."""
+
+    steps: list[list[int]] = field(default_factory=list)
+    """schedule() and update_from_output() of each step."""
+    adds: list[list[int]] = field(default_factory=list)
+    """add_request() of each request."""
+
+
+def compare(
+    model: Path, load: Load, sides: tuple[Side, Side], runs: int, seed: int
+) -> tuple[Times, Times]:
+    """Run both sides so many times; which of them goes first is drawn anew each time.
+
+    Raises:
+        BenchmarkError: the sides did not do the same work, or one of them was not at work.
+
+    """
+    draw = random.Random(seed)
+    prompts = [
+        (tokens(0, SHARED_TOKENS) + tokens(number + 1, own), output)
+        for number, (own, output) in enumerate(load.lengths())
+    ]
+    times = (Times(), Times())
+    for _ in range(runs):
+        _run(model, load, prompts, sides, times, draw)
+    return times
+
+
+def floor(runs: list[list[int]]) -> int:
+    """The sum of each step's fastest time over all runs, in nanoseconds."""
+    return sum(map(min, zip(*runs, strict=True)))
+
+
+def _run(
+    model: Path,
+    load: Load,
+    prompts: list[tuple[list[int], int]],
+    sides: tuple[Side, Side],
+    times: tuple[Times, Times],
+    draw: random.Random,
+) -> None:
+    order = [0, 1]
+    draw.shuffle(order)
+    schedulers: list[Any] = [None, None]
+    for index in order:
+        schedulers[index] = _build(model, load, sides[index])
+    with _no_collection():
+        adds = _add(schedulers, prompts, order, draw)
+    with _no_collection():
+        steps, collected = _step(schedulers, sides, order, draw)
+    for side, scheduler in zip(sides, schedulers, strict=True):
+        side.end(scheduler)
+    # What is recorded ends with its scheduler, which is part of cycles.
+    del scheduler
+    schedulers.clear()
+    gc.collect()
+    for index, side in enumerate(sides):
+        times[index].adds.append(adds[index])
+        times[index].steps.append(steps[index])
+        side.check(len(steps[index]), collected[index])
+
+
+def _build(model: Path, load: Load, side: Side) -> Any:
+    os.environ["VLLM_PROFILING"] = str(int(side.profiling))
+    os.environ.pop("VLLM_PROFILING_SESSION", None)
+    longest = max(own + output for own, output in load.lengths()) + SHARED_TOKENS
+    return build_scheduler(
+        model,
+        load.blocks,
+        max_num_seqs=load.running,
+        max_model_len=max(8192, longest + 1),
+        max_num_batched_tokens=8192,
+        **side.engine_args(),
+    )
+
+
+def _add(
+    schedulers: list[Any], prompts: list[tuple[list[int], int]], order: list[int], draw: Any
+) -> list[list[int]]:
+    """Add each request to both; returns the times."""
+    now = time.perf_counter_ns
+    make = RequestMaker()
+    times: list[list[int]] = [[], []]
+    for number, (prompt, output) in enumerate(prompts):
+        draw.shuffle(order)
+        for index in order:
+            request = make(f"request-{number}", prompt, output)
+            began = now()
+            schedulers[index].add_request(request)
+            times[index].append(now() - began)
+    return times
+
+
+def _step(
+    schedulers: list[Any], sides: tuple[Side, Side], order: list[int], draw: Any
+) -> tuple[list[list[int]], list[int]]:
+    """Step both to the end; returns the times, and what the sides collected."""
+    now = time.perf_counter_ns
+    times: list[list[int]] = [[], []]
+    collected = [0, 0]
+    work = [0, 0]
+    while schedulers[0].has_unfinished_requests():
+        draw.shuffle(order)
+        for index in order:
+            scheduler = schedulers[index]
+            began = now()
+            output = scheduler.schedule()
+            scheduled = now()
+            result = answer(scheduler, output)
+            resumed = now()
+            outputs = scheduler.update_from_output(output, result)
+            times[index].append(now() - resumed + scheduled - began)
+            collected[index] += sides[index].collect(outputs)
+            work[index] = output.total_num_scheduled_tokens
+        if work[0] != work[1]:
+            raise BenchmarkError(
+                f"step {len(times[0])} scheduled {work[0]} tokens on one side and {work[1]} on "
+                f"the other: the instrument changed what vLLM does"
+            )
+    return times, collected
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage collector would stop one side for what both left behind."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a command to its end, and say what it took: time, processor time and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_TAIL_LINES = 5
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process and its children took."""
+
+    wall_sec: float
+    cpu_sec: float
+    peak_bytes: int
+    """The most memory that the largest of them held at once (resident set)."""
+
+
+def measured(command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> Usage:
+    """Run a command that has to succeed.
+
+    Raises:
+        BenchmarkError: it ended with another status than 0.
+
+    """
+    from benchmarks.result import BenchmarkError
+
+    # Linux counts the memory of whoever starts a program as that program's own peak, so a bare
+    # interpreter starts it, and not this process, which may be large.
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", __file__, *command],
+        cwd=cwd,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if ended.returncode != 0:
+        tail = " | ".join((ended.stderr or ended.stdout).splitlines()[-_TAIL_LINES:])
+        raise BenchmarkError(f"{' '.join(command[:4])} … ended with {ended.returncode}: {tail}")
+    return Usage(**json.loads(ended.stdout.splitlines()[-1]))
+
+
+def _main(command: list[str]) -> int:
+    began = time.perf_counter()
+    silence = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    pid = os.posix_spawn(command[0], command, os.environ, file_actions=silence)
+    _, status, usage = os.wait4(pid, 0)
+    took = {
+        "wall_sec": time.perf_counter() - began,
+        "cpu_sec": usage.ru_utime + usage.ru_stime,
+        "peak_bytes": usage.ru_maxrss * 1024,
+    }
+    print(json.dumps(took))
+    return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -17,11 +17,10 @@ op below, its times, numbers, lists of block ids, hashes and blobs in the column
 from __future__ import annotations
 
 import struct
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
-from itertools import chain, repeat
-from operator import attrgetter, itemgetter, sub
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 
@@ -100,9 +99,14 @@ PREFIX_BYTES = 6
 """Bytes of one prefix id: whole in a JSON number."""
 
 FRAME = struct.Struct("<q7I4s")
-"""Head of an events frame: the earliest time, the lengths of ops, times, numbers, lists, ids and
-hashes and how many of the lists came from blocks, and the typecodes of times (from the earliest
-one on), numbers, lists (their lengths) and ids."""
+"""Head of an events frame: the time of the frame before it, the lengths of ops, times,
+numbers, lists, ids and hashes, how many of the lists came from blocks, and the typecodes of times,
+numbers, lists (their lengths) and ids. Times of four bytes are the lower halves."""
+
+LOWER_HALF = (1 << 32) - 1
+
+WHOLE_NS = 1 << 31
+"""A time that is not farther than this from another is known from it and its own lower half."""
 
 _first_bytes = itemgetter(slice(0, HASH_BYTES))
 _block_id = attrgetter("block_id")
@@ -131,42 +135,60 @@ class Columns:
         self.hashes: list[bytes] = []
         self.blobs: list[bytes] = []
 
-    def pack(self) -> bytes:
-        """The payload of a frame that holds these events; there must be one with a time."""
-        earliest = min(self.times)
-        times = _packed(list(map(sub, self.times, repeat(earliest))), "Iq")
-        numbers = _packed(self.numbers, "HI")
-        lists = [*map(len, self.blocks), *map(len, self.ids)]
-        lengths = _packed(lists, "HI")
-        from_blocks = map(_block_id, chain.from_iterable(self.blocks))
-        ids = _packed([*from_blocks, *chain.from_iterable(self.ids)], "HI")
-        codes = times.typecode + numbers.typecode + lengths.typecode + ids.typecode
+    def pack(self, since: int) -> bytes:
+        """The payload of a frame that holds these events, the last frame being of ``since``."""
+        times, numbers, blocks, hashes = self.times, self.numbers, self.blocks, self.hashes
+        time_code, packed_times = _packed_times(times, since)
+        number_code, packed_numbers = _packed(numbers)
+        lengths = [*map(len, blocks), *map(len, self.ids)]
+        length_code, packed_lengths = _packed(lengths)
+        ids = [*map(_block_id, chain.from_iterable(blocks)), *chain.from_iterable(self.ids)]
+        id_code, packed_ids = _packed(ids)
         head = FRAME.pack(
-            earliest,
+            since,
             len(self.ops),
             len(times),
             len(numbers),
-            len(lists),
+            len(lengths),
             len(ids),
-            len(self.hashes),
-            len(self.blocks),
-            codes.encode(),
+            len(hashes),
+            len(blocks),
+            time_code + number_code + length_code + id_code,
         )
-        columns = (head, bytes(self.ops), times, numbers, lengths, ids)
-        return b"".join((*columns, _shortened(self.hashes), *self.blobs))
+        columns = (bytes(self.ops), packed_times, packed_numbers, packed_lengths, packed_ids)
+        return b"".join((head, *columns, _shortened(hashes), *self.blobs))
 
     def clear(self) -> None:
         """Forget all events."""
-        for name in self.__slots__:
-            getattr(self, name).clear()
+        self.ops.clear()
+        self.times.clear()
+        self.numbers.clear()
+        self.blocks.clear()
+        self.ids.clear()
+        self.hashes.clear()
+        self.blobs.clear()
 
 
-def _packed(values: Iterable[int], codes: str) -> array[int]:
-    """The values in the narrowest of these array types that holds them all."""
+def _packed(values: list[int]) -> tuple[bytes, bytes]:
+    """Typecode and bytes of the values, in two bytes each if all of them fit, else in four."""
     try:
-        return array(codes[0], values)
-    except OverflowError:
-        return array(codes[1], values)
+        return b"H", struct.pack(f"{len(values)}H", *values)
+    except struct.error:
+        return b"I", struct.pack(f"{len(values)}I", *values)
+
+
+def _packed_times(times: list[int], since: int) -> tuple[bytes, bytes]:
+    """Typecode and bytes of the times: their lower halves, unless more time has passed."""
+    packed = struct.pack(f"{len(times)}q", *times)
+    if times[-1] - since < WHOLE_NS:
+        return b"I", memoryview(packed).cast("I")[::2].tobytes()
+    return b"q", packed
+
+
+def whole_times(lower_halves: list[int], since: int) -> list[int]:
+    """Times, in nanoseconds, from their lower halves and one that is near them all."""
+    begin = since - WHOLE_NS
+    return [begin + ((half - begin) & LOWER_HALF) for half in lower_halves]
 
 
 def _shortened(hashes: list[bytes]) -> bytes:

@@ -24,7 +24,7 @@ from profilemate.events import Columns, Op
 from profilemate.journal import Kind
 from profilemate.messages import say
 
-FLUSH_NS = 5_000_000
+FLUSH_NS = 10_000_000
 """A step that ends sooner after the last write leaves its events for a later one to write."""
 
 RETRY_NS = 5_000_000_000
@@ -47,8 +47,8 @@ class Recorder:
 
     The file descriptor is the recorder's from now on. ``name`` is what messages call it.
     ``repeats`` counts the steps that were the same as the last one written and scheduled
-    nothing; the next flush tells them in one event. ``hook_ns`` is the time that the hooks at
-    the ends of steps took, in nanoseconds.
+    nothing; the next flush tells them in one event. ``hook_ns`` is the time that packing and
+    writing took, in nanoseconds.
     """
 
     def __init__(self, fd: int, header: dict[str, Any], name: str) -> None:
@@ -58,6 +58,7 @@ class Recorder:
         self.flushes = 0
         self.bytes_written = 0
         self.hook_ns = 0
+        self._written_ns = time.monotonic_ns()
         self._next_flush_ns = 0
         self._next_status_ns = time.monotonic_ns() + STATUS_NS
         self._fd = fd
@@ -94,13 +95,14 @@ class Recorder:
         if self._stopped:
             self._drop()
             return
+        began = time.monotonic_ns()
         if self.repeats:
             log.ops.insert(0, Op.REPEAT)
             log.numbers.insert(0, self.repeats)
             log.times.insert(0, self.repeated_until_ns)
             self.repeats = 0
         last = log.times[-1]
-        data = journal.frame(Kind.EVENTS, log.pack())
+        data = journal.frame(Kind.EVENTS, log.pack(self._written_ns))
         if last > self._next_status_ns:
             self._next_status_ns = last + STATUS_NS
             data += self._status_frame(Kind.STATUS)
@@ -110,7 +112,9 @@ class Recorder:
             self._drop()
             self._tell_loss(Kind.STATUS)
         self.flushes += 1
+        self._written_ns = last
         self._next_flush_ns = last + FLUSH_NS
+        self.hook_ns += time.monotonic_ns() - began
 
     def status(self, **changes: Any) -> None:
         """Write what changed about this producer."""

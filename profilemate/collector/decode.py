@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from profilemate.events import FRAME, LISTED, OP_MASK, POOL_SHIFT, Op
+from profilemate.events import FRAME, LISTED, OP_MASK, POOL_SHIFT, Op, whole_times
 
 
 class Event(NamedTuple):
@@ -99,7 +99,7 @@ def episodes(payload: bytes, shape: Shape) -> list[tuple[int, list[Event]]]:
 
 def _events(payload: bytes, shape: Shape) -> Iterator[Event]:
     (
-        earliest,
+        since,
         num_ops,
         num_times,
         num_numbers,
@@ -125,6 +125,8 @@ def _events(payload: bytes, shape: Shape) -> Iterator[Event]:
         columns.append(column.tolist())
         begin = end
     times, numbers, lengths, ids, hashes = columns
+    if codes[:1] == b"I":
+        times = whole_times(times, since)
     blob_at = begin
     block_at, listed_at = 0, sum(lengths[:list_at])
     num_from_blocks = list_at
@@ -137,7 +139,7 @@ def _events(payload: bytes, shape: Shape) -> Iterator[Event]:
         number_at += fixed
         time = until = 0
         if op not in _UNTIMED:
-            time = until = earliest + times[time_at]
+            time = until = times[time_at]
             time_at += 1
         lists: list[list[int]] = []
         told_hashes: list[int] = []
@@ -168,7 +170,7 @@ def _events(payload: bytes, shape: Shape) -> Iterator[Event]:
             told += numbers[number_at : number_at + shape.pools]
             number_at += shape.pools
             if op == Op.STEP:
-                until = earliest + times[time_at]
+                until = times[time_at]
                 time_at += 1
         elif op in LISTED:
             groups = shape.groups

@@ -63,10 +63,7 @@ def watch(
     _watch_get_new_blocks(pool, number, recorder)
     _watch_touch(pool, number, recorder)
     _watch_free_blocks(pool, number, recorder, context, alone, tabled)
-    if tabled:
-        _watch_cache_full_blocks(pool, recorder, requests)
-    else:
-        _watch_cache_full_blocks_by_list(pool, number, recorder, requests)
+    _watch_cache_full_blocks(pool, number, recorder, requests, tabled)
     _watch_rare_calls(pool, number, recorder, requests, settle)
     if evicts_directly:
         _watch_direct_evictions(pool, number, recorder)
@@ -159,37 +156,36 @@ def _record_free(recorder: Recorder, pool: int, freer: int, blocks: Any, now: in
         recorder.log.blocks.append([block for block in blocks if block.ref_cnt > 0])
 
 
-def _watch_cache_full_blocks(pool: Any, recorder: Recorder, requests: Requests) -> None:
+def _watch_cache_full_blocks(
+    pool: Any, number: int, recorder: Recorder, requests: Requests, tabled: bool
+) -> None:
     original, this = required_method(pool, "cache_full_blocks"), reference(pool)
     names = list(inspect.signature(original).parameters)[1:]
     now, index, log = time.monotonic_ns, requests.index, recorder.log
 
-    def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
-        result = original(this(), *args, **kwargs)
+    def by_table(
+        request: Any,
+        blocks: Any,
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        result = original(
+            this(), request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs
+        )
         try:
-            given = dict(zip(names, args, strict=False), **kwargs) if args else kwargs
-            first, end = given["num_cached_blocks"], given["num_full_blocks"]
-            if first < end:
-                request = given["request"]
+            count = num_full_blocks - num_cached_blocks
+            if count > 0:
                 log.ops.append(Op.CACHE)
                 log.times.append(now())
-                log.numbers.extend((index[request.request_id], first, end - first))
-                log.hashes.extend(request.block_hashes[first:end])
+                log.numbers.extend((index[request.request_id], num_cached_blocks, count))
+                log.hashes.extend(request.block_hashes[num_cached_blocks:num_full_blocks])
         except Exception as error:
             recorder.fail("cache_full_blocks", error)
         return result
 
-    recorder.on_stop(put(pool, "cache_full_blocks", cache_full_blocks))
-
-
-def _watch_cache_full_blocks_by_list(
-    pool: Any, number: int, recorder: Recorder, requests: Requests
-) -> None:
-    original, this = required_method(pool, "cache_full_blocks"), reference(pool)
-    names = list(inspect.signature(original).parameters)[1:]
-    now, index = time.monotonic_ns, requests.index
-
-    def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
+    def by_list(*args: Any, **kwargs: Any) -> Any:
         result = original(this(), *args, **kwargs)
         try:
             given = dict(zip(names, args, strict=False), **kwargs) if args else kwargs
@@ -199,7 +195,9 @@ def _watch_cache_full_blocks_by_list(
             recorder.fail("cache_full_blocks", error)
         return result
 
-    recorder.on_stop(put(pool, "cache_full_blocks", cache_full_blocks))
+    known = names[:4] == ["request", "blocks", "num_cached_blocks", "num_full_blocks"]
+    hook = by_table if tabled and known else by_list
+    recorder.on_stop(put(pool, "cache_full_blocks", hook))
 
 
 def _record_cached(

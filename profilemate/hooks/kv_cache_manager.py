@@ -58,7 +58,7 @@ def _watch_lookup(
     original, this = own_method(manager, name), reference(manager)
     if original is None:
         return
-    now, log = time.monotonic_ns, recorder.log
+    now, log, index = time.monotonic_ns, recorder.log, requests.index
 
     def lookup(request: Any) -> Any:
         nesting.depth += 1
@@ -68,8 +68,10 @@ def _watch_lookup(
             nesting.depth -= 1
         try:
             if not nesting.depth:
-                skipped = int(getattr(request, "skip_reading_prefix_cache", False))
-                number = requests.number(request, now())
+                number = index.get(request.request_id)
+                if number is None:
+                    number = requests.number(request, now())
+                skipped = bool(getattr(request, "skip_reading_prefix_cache", False))
                 log.ops.append(Op.LOOKUP)
                 log.times.append(now())
                 log.numbers.extend((number, request.num_tokens, found[1], skipped))
@@ -88,14 +90,20 @@ def _watch_free(
     forget_prefill: Callable[[str], None],
 ) -> None:
     original, this = required_method(manager, "free"), reference(manager)
+    now = time.monotonic_ns
 
     def free(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            if request.status.name == "RUNNING":
+            if request.status == requests.running:
                 # Blocks that it got in this very step are in no table that the step's end tells.
                 block_ids = this().get_block_ids(request.request_id)
-                _tell_table(recorder, requests.index[request.request_id], block_ids)
-            context.request = _leaving(request, recorder, requests, forget_prefill) + 1
+                number = requests.number(request, now())
+                _tell_table(recorder, number, block_ids)
+                _tell_preemption(recorder, number, request)
+                forget_prefill(request.request_id)
+            else:
+                number = requests.leaving(request, now())
+            context.request = number + 1
         except Exception as error:
             recorder.fail("free", error)
         try:
@@ -127,8 +135,11 @@ def _watch_park(
     def pop_blocks_for_free(request: Any) -> Any:
         blocks = original(this(), request)
         try:
-            running = request.status.name == "RUNNING"
-            number = _leaving(request, recorder, requests, forget_prefill)
+            running = request.status == requests.running
+            number = requests.leaving(request, time.monotonic_ns())
+            if running:
+                _tell_preemption(recorder, number, request)
+                forget_prefill(request.request_id)
             if tabled and not running:
                 log.ops.append(Op.PARK_ALL)
             else:
@@ -142,16 +153,8 @@ def _watch_park(
     recorder.on_stop(put(manager, "pop_blocks_for_free", pop_blocks_for_free))
 
 
-def _leaving(
-    request: Any, recorder: Recorder, requests: Requests, forget_prefill: Callable[[str], None]
-) -> int:
-    """The number of a request that gives up its blocks, which a running one does if preempted."""
-    now = time.monotonic_ns()
-    number = requests.leaving(request, now)
-    if request.status.name == "RUNNING":
-        recorder.log.ops.append(Op.PREEMPT)
-        recorder.log.times.append(now)
-        # vLLM forgets the number once the blocks are given up.
-        recorder.log.numbers.extend((number, request.num_computed_tokens))
-        forget_prefill(request.request_id)
-    return number
+def _tell_preemption(recorder: Recorder, number: int, request: Any) -> None:
+    recorder.log.ops.append(Op.PREEMPT)
+    recorder.log.times.append(time.monotonic_ns())
+    # vLLM forgets the tokens once the blocks are given up.
+    recorder.log.numbers.extend((number, request.num_computed_tokens))

@@ -4,22 +4,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from itertools import chain, compress
 from typing import Any
 
 from profilemate.events import Op
-from profilemate.hooks.instances import put, reference, required_method
+from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.hooks.requests import Requests
 from profilemate.recorder import Recorder
 
 REPEAT_NS = 250_000_000
 """Steps that only repeat the last one are told this often; they may run a thousand a second."""
 
-MAX_AWAITED = 64
-"""Scheduler outputs that may wait for their first tokens at once; vLLM keeps a few in flight."""
-
 Awaited = tuple[int, Any]
-"""A request that will have its first token with the step in flight: its number, and itself."""
+"""A request that runs and has no token yet: its number, and itself."""
 
 
 class Steps:
@@ -29,16 +27,14 @@ class Steps:
         self, scheduler: Any, pools: list[Any], recorder: Recorder, requests: Requests
     ) -> None:
         self._scheduler = reference(scheduler)
-        self._pools = [reference(pool) for pool in pools]
-        self._free_blocks = [required_method(pool, "get_num_free_blocks") for pool in pools]
+        self._counts = own_method(scheduler, "get_request_counts") or _request_counts
+        self._free_counts = _free_counts_of(pools)
         self._recorder = recorder
         self._log = recorder.log
         self._requests = requests
         self._no_blocks = [()] * len(scheduler.kv_cache_config.kv_cache_groups)
         self._prefills: dict[str, int] = {}
-        self._awaiting: dict[int, list[Awaited]] = {}
-        self._arriving: list[Awaited] = []
-        self._arrived_ns = 0
+        self._awaiting: list[Awaited] = []
         self._idle_signature: tuple[Any, ...] | None = None
         self._repeat_told_ns = 0
         self._events_told = 0
@@ -51,12 +47,14 @@ class Steps:
     def settle(self) -> None:
         """Write what happened outside a step at once: none may follow."""
         if not self._inside:
-            self._write_update()
+            self._tell_update()
+            self._recorder.flush()
+            self._events_told = 0
 
     def scheduled(self, output: Any, began: int, ended: int) -> None:
         """A step was scheduled."""
-        scheduler, recorder, log = self._scheduler(), self._recorder, self._log
-        running, waiting = len(scheduler.running), _waiting(scheduler)
+        recorder, log = self._recorder, self._log
+        running, waiting = self._counts(self._scheduler())
         tokens = output.total_num_scheduled_tokens
         signature = None
         if not tokens and log.ops.count(Op.LOOKUP) == len(log.ops):
@@ -78,52 +76,48 @@ class Steps:
             recorder.flush()
         self._events_told = len(log.ops)
         self._repeat_told_ns = ended
-        recorder.hook_ns += time.monotonic_ns() - ended
 
-    def updating(self, output: Any, now: int) -> None:
-        """The results of a step came in and are about to be processed."""
+    def updating(self) -> int:
+        """The results of a step are about to be processed; the time that first tokens came."""
         self._inside = True
-        self._arriving = self._awaiting.pop(id(output), [])
-        self._arrived_ns = now
+        return time.monotonic_ns() if self._awaiting else 0
 
-    def updated(self) -> None:
-        """The results of a step have been processed."""
+    def updated(self, began: int) -> None:
+        """The results of a step, which came in at ``began``, have been processed."""
         self._inside = False
-        if self._arriving:
-            self._tell_first_tokens()
+        if began:
+            self._tell_first_tokens(began)
         if len(self._log.ops) != self._events_told:
-            self._tell_update()
-            scheduler = self._scheduler()
-            if not scheduler.running and not _waiting(scheduler):
+            left = self._tell_update()
+            if not left:
                 # No step may follow.
                 self._recorder.flush()
             self._events_told = len(self._log.ops)
 
-    def _tell_first_tokens(self) -> None:
-        # vLLM drops the token of a request that was aborted or preempted in the meantime.
-        first = [number for number, request in self._arriving if request.num_output_tokens]
-        self._arriving = []
+    def _tell_first_tokens(self, began: int) -> None:
+        awaiting, first = [], []
+        for number, request in self._awaiting:
+            if request.num_output_tokens:
+                first.append(number)
+            elif not request.is_finished():
+                awaiting.append((number, request))
+        self._awaiting = awaiting
         if first:
             self._log.ops.append(Op.FIRST_TOKEN)
-            self._log.times.append(self._arrived_ns)
+            self._log.times.append(began)
             self._log.numbers.append(len(first))
             self._log.numbers.extend(first)
 
-    def _write_update(self) -> None:
-        self._tell_update()
-        self._recorder.flush()
-        self._events_told = 0
-
-    def _tell_update(self) -> None:
-        scheduler, log = self._scheduler(), self._log
+    def _tell_update(self) -> int:
+        """Tell the scheduler's state outside a step; returns the requests that it has."""
+        log = self._log
+        running, waiting = self._counts(self._scheduler())
         log.ops.append(Op.UPDATE)
         log.times.append(time.monotonic_ns())
-        log.numbers.extend((len(scheduler.running), _waiting(scheduler)))
+        log.numbers.extend((running, waiting))
         log.numbers.extend(self._free_counts())
         self._idle_signature = None
-
-    def _free_counts(self) -> list[int]:
-        return [count(pool()) for count, pool in zip(self._free_blocks, self._pools, strict=True)]
+        return running + waiting
 
     def _repeat(self, ended: int) -> None:
         recorder = self._recorder
@@ -136,13 +130,12 @@ class Steps:
 
     def _assign(self, output: Any) -> int:
         """Tell whose the step's new blocks are; returns the tokens that computed prompts."""
-        log, index = self._log, self._requests.index
+        log = self._log
         scheduled = output.num_scheduled_tokens
-        first: list[Awaited] = []
-        prefill_tokens = self._continue_prefills(scheduled, first) if self._prefills else 0
+        prefill_tokens = self._continue_prefills(scheduled) if self._prefills else 0
         for data in output.scheduled_new_reqs:
             prefill_tokens += self._admit(
-                data.req_id, data.num_computed_tokens, data.block_ids, scheduled, first
+                data.req_id, data.num_computed_tokens, data.block_ids, scheduled
             )
         cached = output.scheduled_cached_reqs
         ids, blocks = cached.req_ids, cached.new_block_ids
@@ -151,55 +144,44 @@ class Steps:
             # They are a set, and the order in which they were scheduled is the list's.
             for at, request_id in enumerate(ids):
                 if request_id in resumed:
-                    computed, groups = cached.num_computed_tokens[at], blocks[at]
-                    prefill_tokens += self._admit(request_id, computed, groups, scheduled, first)
+                    computed = cached.num_computed_tokens[at]
+                    prefill_tokens += self._admit(request_id, computed, blocks[at], scheduled)
             others = [at for at, request_id in enumerate(ids) if request_id not in resumed]
             ids, blocks = [ids[at] for at in others], [blocks[at] for at in others]
         handed_out = list(filter(None, blocks))
         if handed_out:
             log.ops.append(Op.ASSIGN)
             log.numbers.append(len(handed_out))
-            log.numbers.extend(map(index.__getitem__, compress(ids, blocks)))
+            log.numbers.extend(map(self._requests.index.__getitem__, compress(ids, blocks)))
             log.ids.extend(chain.from_iterable(handed_out))
-        if first:
-            if len(self._awaiting) >= MAX_AWAITED:
-                self._awaiting.clear()
-            self._awaiting[id(output)] = first
         return prefill_tokens
 
-    def _admit(
-        self,
-        request_id: str,
-        computed: int,
-        groups: Any,
-        scheduled: dict[str, int],
-        first: list[Awaited],
-    ) -> int:
-        log = self._log
+    def _admit(self, request_id: str, computed: int, groups: Any, scheduled: dict[str, int]) -> int:
+        """Tell that a request runs from now on; returns the tokens of its prompt in this step."""
+        log, number = self._log, self._requests.index[request_id]
         log.ops.append(Op.ADMIT)
-        log.numbers.extend((self._requests.index[request_id], computed))
+        log.numbers.extend((number, computed))
         log.ids.extend(groups or self._no_blocks)
         request = self._scheduler().requests[request_id]
-        self._prefills[request_id] = request.num_tokens - computed
-        return self._advance_prefill(request_id, scheduled[request_id], first)
-
-    def _continue_prefills(self, scheduled: dict[str, int], first: list[Awaited]) -> int:
-        return sum(
-            self._advance_prefill(request_id, scheduled[request_id], first)
-            for request_id in list(self._prefills)
-            if request_id in scheduled
-        )
-
-    def _advance_prefill(self, request_id: str, tokens: int, first: list[Awaited]) -> int:
-        left = self._prefills[request_id]
+        if not request.num_output_tokens and request.sampling_params is not None:
+            self._awaiting.append((number, request))
+        left, tokens = request.num_tokens - computed, scheduled[request_id]
         if tokens < left:
             self._prefills[request_id] = left - tokens
-            return tokens
-        del self._prefills[request_id]
-        request = self._scheduler().requests[request_id]
-        if request.sampling_params is not None:
-            first.append((self._requests.index[request_id], request))
-        return left
+        return min(tokens, left)
+
+    def _continue_prefills(self, scheduled: dict[str, int]) -> int:
+        """The tokens that this step computes of prompts begun in earlier ones."""
+        total = 0
+        for request_id, left in list(self._prefills.items()):
+            tokens = scheduled.get(request_id, 0)
+            if tokens < left:
+                self._prefills[request_id] = left - tokens
+                total += tokens
+            else:
+                del self._prefills[request_id]
+                total += left
+        return total
 
 
 def watch(scheduler: Any, steps: Steps, recorder: Recorder, requests: Requests) -> None:
@@ -229,18 +211,18 @@ def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
 
 def _watch_update(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
     original, this = required_method(scheduler, "update_from_output"), reference(scheduler)
-    now = time.monotonic_ns
 
-    def update_from_output(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(*args: Any, **kwargs: Any) -> Any:
+        began = 0
         try:
-            steps.updating(scheduler_output, now())
+            began = steps.updating()
         except Exception as error:
             recorder.fail("update_from_output", error)
         try:
-            return original(this(), scheduler_output, *args, **kwargs)
+            return original(this(), *args, **kwargs)
         finally:
             try:
-                steps.updated()
+                steps.updated(began)
             except Exception as error:
                 recorder.fail("update_from_output", error)
 
@@ -289,9 +271,18 @@ def _watch_abort(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
     recorder.on_stop(put(scheduler, "finish_requests", finish_requests))
 
 
-def _waiting(scheduler: Any) -> int:
-    counts = getattr(scheduler, "get_request_counts", None)
-    return counts()[1] if counts is not None else len(scheduler.waiting)
+def _request_counts(scheduler: Any) -> tuple[int, int]:
+    """Running and waiting requests, where the scheduler does not count them itself."""
+    return len(scheduler.running), len(scheduler.waiting)
+
+
+def _free_counts_of(pools: list[Any]) -> Callable[[], Sequence[int]]:
+    """What counts the free blocks of each of these pools, which it does not keep alive."""
+    counters = [(required_method(pool, "get_num_free_blocks"), reference(pool)) for pool in pools]
+    if len(counters) > 1:
+        return lambda: [count(pool()) for count, pool in counters]
+    ((count, pool),) = counters
+    return lambda: (count(pool()),)
 
 
 def _resumed(cached: Any) -> Any:

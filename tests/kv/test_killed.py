@@ -28,7 +28,7 @@ from tests.support.scheduler import RequestMaker, answer, build_scheduler, trace
 pytestmark = pytest.mark.usefixtures("hooks_on")
 
 REQUESTS = 250
-STEP_US = 6_000
+STEP_US = 11_000
 """A model takes longer than the shortest time between two writes."""
 PATIENCE_SEC = 120
 
@@ -114,7 +114,7 @@ def test_engine_killed(model: Path, tmp_path: Path, whole: dict[str, bytes], ste
 
 
 def test_engine_killed_in_quick_steps(model: Path, tmp_path: Path) -> None:
-    """Steps that follow each other faster than there are writes: the last 5 ms may be lost."""
+    """Steps that follow each other faster than there are writes: the last 10 ms may be lost."""
     last = run_and_kill(model, tmp_path, 100, with_collector=False, step_us=500)
     session = only_session(tmp_path)
     collector.finalize(session)

@@ -17,7 +17,7 @@ from profilemate import collector, recorder
 from profilemate.collector import CollectorError
 from profilemate.collector.follow import Follower
 from profilemate.events import Op
-from profilemate.hooks import block_pool, facts, kv_cache_manager, steps
+from profilemate.hooks import block_pool, facts, steps
 from profilemate.hooks.requests import Requests
 from profilemate.recorder import Recorder
 from tests.kv.children import Child, Tell, said
@@ -52,7 +52,7 @@ def record(model: Path, sessions: Path) -> list[Any]:
     clock = Clock()
     with hooks_only(sessions, clock, name=found(sessions, clock)):
         scheduler = build_scheduler(model, BLOCKS)
-        return transcript(scheduler, arrivals(), lambda: clock.tick(10_000))
+        return transcript(scheduler, arrivals(), lambda: clock.tick(20_000))
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_collector_learns_that_the_disk_filled(model: Path, tmp_path: Path, spar
             scheduler = build_scheduler(model, BLOCKS)
             follower = Follower(only_session(sessions), target)
             follower.discover()
-            transcript(scheduler, arrivals(), lambda: (clock.tick(10_000), follower.read()))
+            transcript(scheduler, arrivals(), lambda: (clock.tick(20_000), follower.read()))
             (producer,) = follower.ordered()
             tell(producer.status)
             recorder.close_all()
@@ -240,12 +240,11 @@ def fails_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
         (block_pool, "_record_free", 10, "free_blocks"),
         (block_pool, "length_hint", 10, "free_blocks"),
         (block_pool, "_record_cached", 10, "cache_full_blocks"),
-        (kv_cache_manager, "_leaving", 10, "free"),
+        (Requests, "leaving", 10, "free"),
         (steps.Steps, "_assign", 10, "schedule"),
         (steps.Steps, "updating", 10, "update_from_output"),
         (steps.Steps, "_tell_update", 10, "update_from_output"),
         (Requests, "number", 2, "add_request"),
-        (Requests, "number", 5, "get_computed_blocks"),
         (Requests, "finish", 10, "_free_request"),
     ],
 )

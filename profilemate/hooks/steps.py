@@ -165,7 +165,8 @@ class Steps:
         request = self._scheduler().requests[request_id]
         if not request.num_output_tokens and request.sampling_params is not None:
             self._awaiting.append((number, request))
-        left, tokens = request.num_tokens - computed, scheduled[request_id]
+        left: int = request.num_tokens - computed
+        tokens = scheduled[request_id]
         if tokens < left:
             self._prefills[request_id] = left - tokens
         return min(tokens, left)

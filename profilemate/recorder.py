@@ -47,8 +47,8 @@ class Recorder:
 
     The file descriptor is the recorder's from now on. ``name`` is what messages call it.
     ``repeats`` counts the steps that were the same as the last one written and scheduled
-    nothing; the next flush tells them in one event. ``hook_ns`` is the time that packing and
-    writing took, in nanoseconds.
+    nothing; the next flush tells them in one event. ``hook_ns`` is the time that the hooks at
+    the ends of steps took, in nanoseconds.
     """
 
     def __init__(self, fd: int, header: dict[str, Any], name: str) -> None:
@@ -95,7 +95,6 @@ class Recorder:
         if self._stopped:
             self._drop()
             return
-        began = time.monotonic_ns()
         if self.repeats:
             log.ops.insert(0, Op.REPEAT)
             log.numbers.insert(0, self.repeats)
@@ -114,7 +113,6 @@ class Recorder:
         self.flushes += 1
         self._written_ns = last
         self._next_flush_ns = last + FLUSH_NS
-        self.hook_ns += time.monotonic_ns() - began
 
     def status(self, **changes: Any) -> None:
         """Write what changed about this producer."""

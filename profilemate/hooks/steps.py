@@ -76,6 +76,7 @@ class Steps:
             recorder.flush()
         self._events_told = len(log.ops)
         self._repeat_told_ns = ended
+        recorder.hook_ns += time.monotonic_ns() - ended
 
     def updating(self) -> int:
         """The results of a step are about to be processed; the time that first tokens came."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,6 +14,10 @@ from profilemate.collector.lock import Lock
 from profilemate.session import JOURNAL_FOLDER
 
 NICENESS = 10
+
+GARBAGE = 50_000
+"""Objects between two looks for those that refer to each other in a circle, which hardly any do
+here: at Python's 700 each look goes through the events of many a frame that wait to be replayed."""
 
 
 def main(folder: str, *, detach: bool = False) -> None:
@@ -25,6 +30,7 @@ def main(folder: str, *, detach: bool = False) -> None:
     session = Path(folder)
     if detach:
         _quieten(session)
+    gc.set_threshold(GARBAGE)
     with Lock(session) as lock:
         if lock.acquire():
             follow(session)

@@ -7,158 +7,201 @@ are nanoseconds of the monotonic clock.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 PROMPT, OUTPUT = "prompt", "output"
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """One cached block that lost its content. ``owner`` is the cell of its last holder's id."""
+class Life(NamedTuple):
+    """What has become of a block since it was handed out. Blocks that it came to alike share it.
 
-    time: int
-    lifetime: int
-    idle: int
-    evictable: int | None
-    block: int
-    reuse_count: int
-    content: int
+    ``freed`` is None while the block is held; ``owner`` is the cell of its last holder's id.
+    """
+
+    allocated: int
+    accessed: int
+    freed: int | None
+    reuses: int
+    owner: str
+
+
+class Loss(NamedTuple):
+    """Contents that were lost alike, each with its block, in the order in which they went."""
+
+    life: Life
     copies_left: int
     origin: str
-    owner: str
     group: int
+    lost: list[tuple[int, str]]
 
 
 class Pool:
-    """``total`` blocks besides the null block; ``content`` of a block is None or its number."""
+    """``total`` blocks besides the null block; ``contents`` of a block is None or its id.
+
+    The null block is never held.
+    """
 
     def __init__(self, blocks: int, null: int | None) -> None:
-        self.null = null
+        self.null = -1 if null is None else null
         self.total = blocks - (null is not None)
         self.num_held = 0
         self.num_cached = 0
-        self.contents: list[int | None] = [None] * blocks
+        self.contents: list[str | None] = [None] * blocks
         self.groups = [0] * blocks
-        self._held = bytearray(blocks)
         self._holders = [0] * blocks
-        self._allocated = [0] * blocks
-        self._accessed = [0] * blocks
-        self._freed = [0] * blocks
-        self._reuses = [0] * blocks
+        self._lives = [Life(0, 0, None, 0, "")] * blocks
         self._origins = [PROMPT] * blocks
-        self._owners = [""] * blocks
-        self._copies: dict[tuple[int, int], int] = {}
+        self._copies: defaultdict[int, dict[str, int]] = defaultdict(dict)
+        """How many blocks hold each content, by group."""
 
     @property
     def num_free(self) -> int:
         """Blocks that no request holds and whose content, if any, is lost."""
         return self.total - self.num_held - self.num_cached
 
+    def count(self, blocks: list[int]) -> int:
+        """How many of the blocks are not the null block."""
+        return len(blocks) - blocks.count(self.null)
+
+    def known_contents(self, blocks: list[int]) -> list[str]:
+        """The contents of the blocks up to the first that has none."""
+        contents = []
+        for block in blocks:
+            content = self.contents[block]
+            if content is None:
+                break
+            contents.append(content)
+        return contents
+
     def owner(self, block: int) -> str:
         """Cell of the request that holds the block, or held it last."""
-        return self._owners[block]
+        return self._lives[block].owner
 
-    def allocate(
-        self, blocks: list[int], owners: list[tuple[str, int]], time: int
-    ) -> list[Eviction]:
-        """Hand blocks out; ``owners`` has each one's request cell and group."""
-        evictions = []
-        for block, (owner, group) in zip(blocks, owners, strict=True):
-            if self.contents[block] is not None:
-                evictions.append(self.evict(block, time))
-            self._hold(block, owner)
-            self.groups[block] = group
-            self._allocated[block] = self._accessed[block] = time
-            self._reuses[block] = 0
-        return evictions
+    def allocate(self, blocks: Iterable[int], owner: str, group: int, time: int) -> None:
+        """Hand blocks without content out to a request."""
+        holders, lives, groups = self._holders, self._lives, self.groups
+        life = Life(time, time, None, 0, owner)
+        for block in blocks:
+            if not holders[block]:
+                self.num_held += 1
+            holders[block] += 1
+            groups[block] = group
+            lives[block] = life
 
-    def reuse(self, blocks: Iterable[int], owner: str, time: int) -> int:
-        """Take cached or shared blocks up again; returns how many.
+    def reuse(self, blocks: Iterable[int], owner: str, time: int) -> None:
+        """Take cached or shared blocks up again.
 
         ``owner`` is the cell of the request that does; empty: it is who held the block last.
         """
-        count = 0
+        holders, lives = self._holders, self._lives
+        old = new = None
         for block in blocks:
-            if block != self.null:
-                self._hold(block, owner or self._owners[block])
-                self._accessed[block] = time
-                self._reuses[block] += 1
-                count += 1
-        return count
+            if block == self.null:
+                continue
+            if not holders[block]:
+                self.num_held += 1
+                self.num_cached -= self.contents[block] is not None
+            holders[block] += 1
+            life = lives[block]
+            if new is None or life is not old:
+                old = life
+                new = Life(life.allocated, time, None, life.reuses + 1, owner or life.owner)
+            lives[block] = new
 
     def drop(self, blocks: Iterable[int], owner: str, time: int) -> list[int]:
         """Drop a reference to each; returns the blocks whose last holder let go.
 
         ``owner`` is the cell of the request that lets go; empty: it is who held the block last.
         """
-        released = []
+        holders = self._holders
+        last = []
         for block in blocks:
-            self._holders[block] -= 1
-            if not self._holders[block]:
-                released.append(block)
-        return self.free(released, owner, time)
+            if holders[block] > 1:
+                holders[block] -= 1
+            else:
+                last.append(block)
+        return self.free(last, owner, time)
 
     def free(self, blocks: Iterable[int], owner: str, time: int) -> list[int]:
         """The last holder of each of these let go; returns those that were held."""
+        holders, lives, contents = self._holders, self._lives, self.contents
         released = []
+        old = new = None
         for block in blocks:
-            if block == self.null or not self._held[block]:
+            if not holders[block]:
                 continue
-            self._held[block] = 0
-            self._holders[block] = 0
-            self.num_held -= 1
-            if self.contents[block] is not None:
-                self.num_cached += 1
-            if owner:
-                self._owners[block] = owner
-            self._freed[block] = time
+            holders[block] = 0
             released.append(block)
+            if contents[block] is not None:
+                self.num_cached += 1
+            life = lives[block]
+            if new is None or life is not old:
+                old = life
+                allocated, accessed, _, reuses, before = life
+                new = Life(allocated, accessed, time, reuses, owner or before)
+            lives[block] = new
+        self.num_held -= len(released)
         return released
 
-    def cache(self, block: int, content: int, origin: str, group: int) -> None:
-        """The block's content became reusable, or grew to be this one."""
-        old = self.contents[block]
-        if old is not None:
-            self._drop_copy(self.groups[block], old)
-        elif not self._held[block]:
-            self.num_cached += 1
-        self.contents[block] = content
-        self.groups[block] = group
-        self._origins[block] = origin
-        key = (group, content)
-        self._copies[key] = self._copies.get(key, 0) + 1
+    def cache(
+        self,
+        blocks: list[int],
+        contents: list[str],
+        group: int,
+        prompt_tokens: int,
+        tokens: int,
+        stride: int,
+    ) -> None:
+        """The blocks' contents became reusable, or grew to be these.
 
-    def evict(self, block: int, time: int) -> Eviction:
-        """The block's content is lost; it must have one."""
-        content = self.contents[block]
-        assert content is not None
-        group = self.groups[block]
-        copies_left = self._drop_copy(group, content)
-        self.contents[block] = None
-        if not self._held[block]:
-            self.num_cached -= 1
-        return Eviction(
-            time=time,
-            lifetime=time - self._allocated[block],
-            idle=time - self._accessed[block],
-            evictable=None if self._held[block] else time - self._freed[block],
-            block=block,
-            reuse_count=self._reuses[block],
-            content=content,
-            copies_left=copies_left,
-            origin=self._origins[block],
-            owner=self._owners[block],
-            group=group,
-        )
+        The first content ends after ``tokens`` of its request's tokens, each other ``stride``
+        after the one before; what ends within the prompt comes from it.
+        """
+        holders, known, groups, origins = self._holders, self.contents, self.groups, self._origins
+        copies = self._copies[group]
+        for block, content in zip(blocks, contents, strict=True):
+            old = known[block]
+            if old is not None:
+                self._drop_copy(groups[block], old)
+            elif not holders[block]:
+                self.num_cached += 1
+            known[block] = content
+            groups[block] = group
+            origins[block] = PROMPT if tokens <= prompt_tokens else OUTPUT
+            copies[content] = copies.get(content, 0) + 1
+            tokens += stride
 
-    def evict_all(self, time: int) -> list[Eviction]:
+    def evict(self, blocks: Iterable[int]) -> list[Loss]:
+        """The contents of those of the blocks that have one are lost."""
+        contents, lives, holders = self.contents, self._lives, self._holders
+        groups, origins, copies = self.groups, self._origins, self._copies
+        losses: list[Loss] = []
+        last = None
+        for block in blocks:
+            content = contents[block]
+            if content is None:
+                continue
+            contents[block] = None
+            if not holders[block]:
+                self.num_cached -= 1
+            group = groups[block]
+            left = copies[group].pop(content) - 1
+            if left:
+                copies[group][content] = left
+            alike = (lives[block], left, origins[block], group)
+            if alike != last:
+                last = alike
+                lost: list[tuple[int, str]] = []
+                losses.append(Loss(*alike, lost))
+            lost.append((block, content))
+        return losses
+
+    def evict_all(self) -> list[Loss]:
         """Every content is lost at once, so no copy is left of any."""
-        return [
-            replace(self.evict(block, time), copies_left=0)
-            for block, content in enumerate(self.contents)
-            if content is not None
-        ]
+        losses = self.evict(range(len(self.contents)))
+        return [loss._replace(copies_left=0) for loss in losses]
 
     def move(self, source: int, target: int) -> None:
         """The content now lives in another block; nothing is lost."""
@@ -168,24 +211,12 @@ class Pool:
         group, origin = self.groups[source], self._origins[source]
         self._drop_copy(group, content)
         self.contents[source] = None
-        if not self._held[source]:
-            self.num_cached -= 1
-        self.cache(target, content, origin, group)
+        self.num_cached -= not self._holders[source]
+        self.cache([target], [content], group, 0, 0, 0)
+        self._origins[target] = origin
 
-    def _hold(self, block: int, owner: str) -> None:
-        if not self._held[block]:
-            self._held[block] = 1
-            self.num_held += 1
-            if self.contents[block] is not None:
-                self.num_cached -= 1
-        self._holders[block] += 1
-        self._owners[block] = owner
-
-    def _drop_copy(self, group: int, content: int) -> int:
-        key = (group, content)
-        left = self._copies[key] - 1
+    def _drop_copy(self, group: int, content: str) -> None:
+        copies = self._copies[group]
+        left = copies.pop(content) - 1
         if left:
-            self._copies[key] = left
-        else:
-            del self._copies[key]
-        return left
+            copies[content] = left

@@ -5,26 +5,32 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from itertools import accumulate, islice, pairwise
+from typing import Any, NamedTuple, TypeVar
 
-from profilemate.events import FRAME, LISTED, OP_MASK, POOL_SHIFT, Op, whole_times
+from profilemate.events import FRAME, HASH_BYTES, OP_MASK, POOL_SHIFT, Op, whole_times
+
+_T = TypeVar("_T")
+
+_SHORT = "a column ends too early"
+
+Event = tuple[Any, ...]
+"""What one event tells: what its op's reader in ``_READERS`` has put together."""
+
+ContentIds = Callable[[bytes], list[str]]
+"""Tells the content id of each of these hashes."""
 
 
-class Event(NamedTuple):
-    """One event. ``numbers`` has its fixed numbers, without counts that only tell lengths.
+class Episode(NamedTuple):
+    """The events of a step, or of what came between two, and the time of the last one.
 
-    ``time`` and ``until`` are the same but for a step, and 0 where the event has no time.
+    ``ops`` holds each event's op, without its pool.
     """
 
-    op: int
-    pool: int
     time: int
-    until: int
-    numbers: list[int]
-    lists: list[list[int]]
-    hashes: list[int]
-    blob: bytes
+    ops: bytes
+    events: list[Event]
 
 
 class DecodeError(Exception):
@@ -38,172 +44,153 @@ class Shape(NamedTuple):
     groups: int
 
 
+class _Frame:
+    """A frame's columns, each of which is taken from front to back.
+
+    Taking more than there is raises StopIteration, or ValueError where it is several at once.
+    """
+
+    def __init__(self, payload: bytes, shape: Shape, content_ids: ContentIds) -> None:
+        head = FRAME.unpack_from(payload)
+        since, num_ops, num_times, num_numbers, num_lists, num_ids = head[:6]
+        num_hashes, num_from_blocks, codes = head[6:]
+        self.shape = shape
+        self._payload = payload
+        self._at = FRAME.size
+        self.ops = self.raw(num_ops)
+        counts = (num_times, num_numbers, num_lists, num_ids)
+        times, numbers, lengths, ids = map(self._column, codes.decode(), counts)
+        if codes.startswith(b"I"):
+            times = whole_times(times, since)
+        contents = content_ids(self.raw(num_hashes * HASH_BYTES))
+        ends = list(accumulate(lengths, initial=0))
+        if ends[-1] != num_ids:
+            raise ValueError("its lists do not belong together")
+        lists = [ids[begin:end] for begin, end in pairwise(ends)]
+        self._times = iter(times)
+        self._numbers = iter(numbers)
+        self._lists = iter(lists[num_from_blocks:])
+        self._contents = iter(contents)
+        blocks = iter(lists[:num_from_blocks])
+        self._columns = (self._times, self._numbers, blocks, self._lists, self._contents)
+        self.time, self.number = self._times.__next__, self._numbers.__next__
+        self.blocks, self.listed = blocks.__next__, self._lists.__next__
+
+    def numbers(self, count: int) -> list[int]:
+        return _taken(self._numbers, count)
+
+    def lists(self, requests: int = 1) -> list[list[int]]:
+        """A list for each of so many requests and each group."""
+        return _taken(self._lists, requests * self.shape.groups)
+
+    def contents(self, count: int) -> list[str]:
+        """The content ids of so many hashes."""
+        return _taken(self._contents, count)
+
+    def raw(self, count: int) -> bytes:
+        """The next bytes of the payload; past its columns, of the blobs."""
+        begin = self._at
+        self._at += count
+        if self._at > len(self._payload):
+            raise ValueError(_SHORT)
+        return self._payload[begin : self._at]
+
+    def is_used_up(self) -> bool:
+        left = sum(1 for column in self._columns for _ in column)
+        return not left and self._at == len(self._payload)
+
+    def _column(self, code: str, length: int) -> list[int]:
+        column = array(code)
+        column.frombytes(self.raw(length * column.itemsize))
+        return column.tolist()
+
+
+def _taken(column: Iterator[_T], count: int) -> list[_T]:
+    taken = list(islice(column, count))
+    if len(taken) < count:
+        raise ValueError(_SHORT)
+    return taken
+
+
+def _cached(f: _Frame, pool: int) -> Event:
+    time, number, group, tokens, stride = f.time(), *f.numbers(4)
+    blocks = f.blocks()
+    return time, pool, number, group, tokens, stride, blocks, f.contents(len(blocks))
+
+
+def _finished(f: _Frame, pool: int) -> Event:
+    time, number, prompt, output, computed, hashes, reason = f.time(), *f.numbers(6)
+    return time, number, prompt, output, computed, f.contents(hashes), f.raw(reason)
+
+
+def _assigned(f: _Frame, pool: int) -> Event:
+    numbers = f.numbers(f.number())
+    return numbers, f.lists(len(numbers))
+
+
+_READERS: dict[int, Callable[[_Frame, int], Event]] = {
+    Op.ALLOCATE: lambda f, pool: (f.time(), pool, f.blocks()),
+    Op.REUSE: lambda f, pool: (f.time(), pool, f.blocks()),
+    Op.FREE: lambda f, pool: (f.time(), pool, f.number(), f.blocks(), f.blocks()),
+    Op.RELEASE: lambda f, pool: (f.time(), pool, f.number(), f.number()),
+    Op.CACHE: lambda f, pool: (f.time(), pool, f.number(), f.number(), f.contents(f.number())),
+    Op.CACHE_LIST: _cached,
+    Op.EVICT: lambda f, pool: (f.time(), pool, f.listed()),
+    Op.RESET: lambda f, pool: (f.time(), pool, f.number()),
+    Op.MOVE: lambda f, pool: (f.time(), pool, f.number(), f.number()),
+    Op.REQUEST: lambda f, _: (f.time(), f.number(), f.raw(f.number())),
+    Op.LOOKUP: lambda f, _: (f.time(), f.number(), f.number(), f.number(), f.number()),
+    Op.PREEMPT: lambda f, _: (f.time(), f.number(), f.number()),
+    Op.FINISH: _finished,
+    Op.PARK: lambda f, _: (f.number(), f.blocks()),
+    Op.PARK_ALL: lambda f, _: (f.number(),),
+    Op.ASSIGN: _assigned,
+    Op.TABLE: lambda f, _: (f.number(), f.lists()),
+    Op.ADMIT: lambda f, _: (f.number(), f.number(), f.lists()),
+    Op.STEP: lambda f, _: (f.time(), f.time(), f.numbers(5 + f.shape.pools)),
+    Op.UPDATE: lambda f, _: (f.time(), f.numbers(2 + f.shape.pools)),
+    Op.REPEAT: lambda f, _: (f.time(), f.number()),
+    Op.FIRST_TOKEN: lambda f, _: (f.time(), f.numbers(f.number())),
+}
+"""How to take each op's event from a frame's columns, given its pool: what has a time begins with
+it (with both, a step), and what has a pool follows with that."""
+
+_STEP, _UPDATE = int(Op.STEP), int(Op.UPDATE)
 _UNTIMED = frozenset((Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT))
 
-_NUMBERS: dict[int, int] = {
-    Op.ALLOCATE: 0,
-    Op.REUSE: 0,
-    Op.FREE: 1,
-    Op.RELEASE: 2,
-    Op.CACHE: 3,
-    Op.CACHE_LIST: 4,
-    Op.EVICT: 0,
-    Op.RESET: 1,
-    Op.MOVE: 2,
-    Op.REQUEST: 2,
-    Op.LOOKUP: 4,
-    Op.PREEMPT: 2,
-    Op.FINISH: 6,
-    Op.PARK: 1,
-    Op.PARK_ALL: 1,
-    Op.ASSIGN: 1,
-    Op.TABLE: 1,
-    Op.ADMIT: 2,
-    Op.STEP: 5,
-    Op.UPDATE: 2,
-    Op.REPEAT: 1,
-    Op.FIRST_TOKEN: 1,
-}
-"""Fixed numbers of each op; those that they announce come on top."""
-
-_ENDS = (Op.STEP, Op.UPDATE)
-
-_ONE_LIST = frozenset(
-    (Op.ALLOCATE, Op.REUSE, Op.FREE, Op.CACHE_LIST, Op.EVICT, Op.PARK),
-)
+_WITHOUT_POOL = bytes(byte & OP_MASK for byte in range(256))
 
 
-def episodes(payload: bytes, shape: Shape) -> list[tuple[int, list[Event]]]:
-    """The events of a frame by steps, each step's with the time of its last one.
+def episodes(payload: bytes, shape: Shape, content_ids: ContentIds) -> list[Episode]:
+    """The events of a frame by episodes.
 
     Raises:
         DecodeError: the frame is not as long as it says, or names an unknown op.
 
     """
-    found: list[tuple[int, list[Event]]] = []
+    found: list[Episode] = []
     events: list[Event] = []
-    time = 0
+    time = begin = 0
     try:
-        for event in _events(payload, shape):
+        frame = _Frame(payload, shape, content_ids)
+        ops = frame.ops.translate(_WITHOUT_POOL)
+        for at, (op, byte) in enumerate(zip(ops, frame.ops, strict=True), 1):
+            event = _READERS[op](frame, byte >> POOL_SHIFT)
             events.append(event)
-            time = event.until or time
-            if event.op in _ENDS:
-                found.append((time, events))
-                events = []
-    except (IndexError, KeyError, ValueError, struct.error) as error:
+            if op in (_STEP, _UPDATE):
+                time = event[op == _STEP]
+                found.append(Episode(time, ops[begin:at], events))
+                begin, events = at, []
+        if not frame.is_used_up():
+            raise ValueError("its columns do not belong together")
+    except StopIteration:
+        raise DecodeError(f"events frame: {_SHORT}") from None
+    except KeyError as error:
+        raise DecodeError(f"events frame: unknown op {error}") from None
+    except (ValueError, struct.error) as error:
         raise DecodeError(f"events frame: {error}") from None
     if events:
-        found.append((time, events))
+        tail = zip(ops[begin:], events, strict=True)
+        times = [event[0] for op, event in tail if op not in _UNTIMED]
+        found.append(Episode(times[-1] if times else time, ops[begin:], events))
     return found
-
-
-def _events(payload: bytes, shape: Shape) -> Iterator[Event]:
-    (
-        since,
-        num_ops,
-        num_times,
-        num_numbers,
-        num_lists,
-        num_ids,
-        num_hashes,
-        list_at,
-        codes,
-    ) = FRAME.unpack_from(payload)
-    begin = FRAME.size + num_ops
-    ops = payload[FRAME.size : begin]
-    columns: list[list[int]] = []
-    for code, length in zip(
-        codes.decode() + "Q",
-        (num_times, num_numbers, num_lists, num_ids, num_hashes),
-        strict=True,
-    ):
-        column = array(code)
-        end = begin + length * column.itemsize
-        column.frombytes(payload[begin:end])
-        if len(column) != length:
-            raise ValueError("it is cut off")
-        columns.append(column.tolist())
-        begin = end
-    times, numbers, lengths, ids, hashes = columns
-    if codes[:1] == b"I":
-        times = whole_times(times, since)
-    blob_at = begin
-    block_at, listed_at = 0, sum(lengths[:list_at])
-    num_from_blocks = list_at
-    from_blocks = 0
-    time_at = number_at = hash_at = 0
-    for byte in ops:
-        op = byte & OP_MASK
-        fixed = _NUMBERS[op]
-        told = numbers[number_at : number_at + fixed]
-        number_at += fixed
-        time = until = 0
-        if op not in _UNTIMED:
-            time = until = times[time_at]
-            time_at += 1
-        lists: list[list[int]] = []
-        told_hashes: list[int] = []
-        blob = b""
-        if op in _ONE_LIST:
-            if op in LISTED:
-                length = lengths[list_at]
-                list_at += 1
-                lists.append(ids[listed_at : listed_at + length])
-                listed_at += length
-            else:
-                length = lengths[from_blocks]
-                from_blocks += 1
-                lists.append(ids[block_at : block_at + length])
-                block_at += length
-                if op == Op.FREE:
-                    length = lengths[from_blocks]
-                    from_blocks += 1
-                    lists.append(ids[block_at : block_at + length])
-                    block_at += length
-            if op == Op.CACHE_LIST:
-                told_hashes = hashes[hash_at : hash_at + length]
-                hash_at += length
-        elif op == Op.CACHE:
-            told_hashes = hashes[hash_at : hash_at + told[2]]
-            hash_at += told[2]
-        elif op in (Op.STEP, Op.UPDATE):
-            told += numbers[number_at : number_at + shape.pools]
-            number_at += shape.pools
-            if op == Op.STEP:
-                until = times[time_at]
-                time_at += 1
-        elif op in LISTED:
-            groups = shape.groups
-            if op == Op.ASSIGN:
-                requests = numbers[number_at : number_at + told[0]]
-                number_at += told[0]
-                groups *= told[0]
-                told = requests
-            for length in lengths[list_at : list_at + groups]:
-                lists.append(ids[listed_at : listed_at + length])
-                listed_at += length
-            list_at += groups
-        elif op == Op.FIRST_TOKEN:
-            told = numbers[number_at : number_at + told[0]]
-            number_at += len(told)
-        elif op == Op.REQUEST:
-            blob = payload[blob_at : blob_at + told[1]]
-            blob_at += told[1]
-        elif op == Op.FINISH:
-            told_hashes = hashes[hash_at : hash_at + told[4]]
-            hash_at += told[4]
-            blob = payload[blob_at : blob_at + told[5]]
-            blob_at += told[5]
-        yield Event(op, byte >> POOL_SHIFT, time, until, told, lists, told_hashes, blob)
-    ends = (time_at, number_at, from_blocks, list_at, listed_at, hash_at, blob_at)
-    wanted = (
-        num_times,
-        num_numbers,
-        num_from_blocks,
-        num_lists,
-        num_ids,
-        num_hashes,
-        len(payload),
-    )
-    if ends != wanted:
-        raise ValueError("its columns do not belong together")

@@ -7,33 +7,31 @@ step are looked through for that before they are replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from hashlib import blake2b
+from collections.abc import Callable, Iterator
+from itertools import groupby, product
 from typing import Any
 
-from profilemate.collector.blocks import OUTPUT, PROMPT, Eviction, Pool
-from profilemate.collector.decode import Event, Shape
+from profilemate.collector.blocks import Loss, Pool
+from profilemate.collector.contents import content_ids
+from profilemate.collector.decode import Episode, Event, Shape
 from profilemate.collector.lookups import Lookups, OpenRow
-from profilemate.collector.requests import (
-    Finish,
-    Request,
-    parse_finish,
-    parse_request,
-    prefix_ids,
-    row,
-)
+from profilemate.collector.requests import Finish, Request, parse_request, prefix_ids, row
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.events import Op
 
-_CONTENT_MASK = (1 << 53) - 1
 _ONCE_SHIFT = 32
 
 Owner = tuple[int, int]
 """A request's number and the group; the group is -1 where it is not known."""
 
 NOBODY: Owner = (-1, 0)
+
+_REQUEST, _MOVE, _LOOKUP = int(Op.REQUEST), int(Op.MOVE), int(Op.LOOKUP)
+_ALLOCATE, _REUSE, _FREE = int(Op.ALLOCATE), int(Op.REUSE), int(Op.FREE)
+_STEP, _REPEAT = int(Op.STEP), int(Op.REPEAT)
+_ASSIGN, _TABLE, _ADMIT = int(Op.ASSIGN), int(Op.TABLE), int(Op.ADMIT)
 
 
 class Engine:
@@ -46,7 +44,7 @@ class Engine:
         self.last_ns = origin_ns
         self.mismatches = 0
         self._origin = origin_ns
-        self._key = key
+        self.content_ids = content_ids(key)
         self._caching = bool(header["caching"])
         self._block_size = int(header["hash_block_size"])
         self._told_by_content = int(header["told_by_content"])
@@ -55,12 +53,12 @@ class Engine:
         self._group_pools = [group["pool"] for group in header["groups"]]
         self._totals = totals
         self._requests: dict[int, Request] = {}
-        self._finished: list[tuple[Request, Finish, list[int], list[int], list[int | None]]] = []
+        self._finished: list[tuple[Request, Finish, list[str], list[str], list[str]]] = []
         self._lookups = Lookups(self._write_lookup)
         self._steps = StepRows(self.rank, origin_ns, tables.append("scheduler_steps.csv"))
         self._usage = tables.append("kv_cache_usage.csv")
         self._allocations = tables.append("kv_cache_allocations.csv")
-        self._evictions = tables.append("kv_cache_evictions.csv")
+        self._evictions = tables.extend("kv_cache_evictions.csv")
         self._lookup_rows = tables.append("prefix_cache_lookups.csv")
         self._request_rows = tables.append("requests.jsonl")
         self._last_usage: list[tuple[int, ...] | None] = [None] * len(self._pools)
@@ -69,6 +67,9 @@ class Engine:
         self._step = 0
         self._looking_up: Request | None = None
         self._sources: dict[tuple[int, int], int] = {}
+        self._owners: list[list[Owner]] = []
+        """Those of the blocks of each ALLOCATE of the episode that is still to be replayed, the
+        last one first."""
         self._asked: list[Request] = []
         self._looked_up: list[Request] = []
         self._admitted: list[Request] = []
@@ -76,80 +77,70 @@ class Engine:
         """Whose blocks were parked, and which, in the order in which they will come back."""
         totals.add_pools(pool.total for pool in self._pools)
 
-    def apply(self, events: list[Event]) -> None:
-        """Replay one episode: the events of a step, or of what came between two."""
+    def apply(self, episode: Episode) -> None:
+        """Replay one episode."""
+        _, ops, events = episode
         self._episode += 1
-        self._step = self._steps.number + sum(
-            1 if event.op == Op.STEP else event.numbers[0]
-            for event in events
-            if event.op in (Op.STEP, Op.REPEAT)
-        )
+        self._step = self._steps.number + ops.count(_STEP)
         self._looking_up = None
-        self._sources = {
-            (event.pool, event.numbers[1]): event.numbers[0]
-            for event in events
-            if event.op == Op.MOVE
-        }
-        for event in events:
-            if event.op == Op.REQUEST:
-                number, _ = event.numbers
-                self._requests[number] = parse_request(number, event.blob, event.time)
-        owners = self._owners(events)
-        for position, event in enumerate(events):
-            if event.time:
-                self.last_ns = event.until
-            if event.op == Op.ALLOCATE:
-                self._allocate(event, owners[position])
-            else:
-                handler = _HANDLERS.get(event.op)
-                if handler is not None:
-                    handler(self, event)
-        self._write_finished()
+        self._sources = {}
+        if _REPEAT in ops:
+            self._step += sum(count for _, count in _told(episode, _REPEAT))
+        if _MOVE in ops:
+            self._sources = {
+                (pool, target): source for _, pool, source, target in _told(episode, _MOVE)
+            }
+        if _REQUEST in ops:
+            for time, number, blob in _told(episode, _REQUEST):
+                self._requests[number] = parse_request(number, blob, time)
+        if _ASSIGN in ops or _ADMIT in ops or _TABLE in ops:
+            self._update_tables(episode)
+        if _ALLOCATE in ops:
+            self._owners = self._find_owners(episode)
+        for op, event in zip(ops, events, strict=True):
+            _HANDLERS[op](self, *event)
+        if self._finished:
+            self._write_finished()
+        self.last_ns = episode.time or self.last_ns
 
     def close(self) -> None:
         """Nothing more comes: write what is still open."""
         self._lookups.close_all(self._requests)
         self._steps.close()
 
-    def _owners(self, events: list[Event]) -> dict[int, list[Owner]]:
-        """Bring the block tables up to date, and tell whose the blocks of each ALLOCATE were, by
-        the event's position."""
-        claims: dict[tuple[int, int], Owner] = {}
-        owners: dict[int, list[Owner]] = {}
-        shared = _reused(events)
-        for event in events:
-            if event.op == Op.ASSIGN:
-                groups = self.shape.groups
-                for at, number in enumerate(event.numbers):
-                    tables = self._requests[number].tables
-                    for group, ids in enumerate(event.lists[at * groups : (at + 1) * groups]):
-                        tables.setdefault(group, []).extend(ids)
-            elif event.op in (Op.ADMIT, Op.TABLE):
-                self._requests[event.numbers[0]].tables = {
-                    group: list(ids) for group, ids in enumerate(event.lists)
-                }
-        for position in range(len(events) - 1, -1, -1):
-            event = events[position]
-            if event.op in (Op.ASSIGN, Op.ADMIT, Op.TABLE):
-                groups = self.shape.groups
-                for at, ids in enumerate(event.lists):
-                    number = event.numbers[at // groups if event.op == Op.ASSIGN else 0]
-                    group = at % groups
-                    owner, pool = (number, group), self._pool_of(group)
-                    claims.update(
-                        ((pool, block), owner)
-                        for block in ids
-                        if (number, pool, block) not in shared
-                    )
-            elif event.op == Op.FREE and event.numbers[0]:
-                owner = (event.numbers[0] - 1, -1)
-                claims.update(
-                    ((event.pool, block), owner) for blocks in event.lists for block in blocks
-                )
-            elif event.op == Op.ALLOCATE:
-                owners[position] = [
-                    claims.pop((event.pool, block), NOBODY) for block in event.lists[0]
-                ]
+    def _update_tables(self, episode: Episode) -> None:
+        """Bring the block tables up to date."""
+        requests, groups = self._requests, range(self.shape.groups)
+        for op, event in zip(episode.ops, episode.events, strict=True):
+            if op == _ASSIGN:
+                numbers, lists = event
+                for (number, group), ids in zip(product(numbers, groups), lists, strict=True):
+                    requests[number].tables.setdefault(group, []).extend(ids)
+            elif op in (_ADMIT, _TABLE):
+                requests[event[0]].tables = dict(enumerate(map(list, event[-1])))
+
+    def _find_owners(self, episode: Episode) -> list[list[Owner]]:
+        """Whose the blocks of each ALLOCATE were, the last one first."""
+        groups = range(self.shape.groups)
+        claims: list[dict[int, Owner]] = [{} for _ in self._pools]
+        reused = _reused(episode) if _REUSE in episode.ops else {}
+        owners: list[list[Owner]] = []
+        for op, event in zip(reversed(episode.ops), reversed(episode.events), strict=True):
+            if op == _ALLOCATE:
+                _, pool, blocks = event
+                claim = claims[pool].pop
+                owners.append([claim(block, NOBODY) for block in blocks])
+            elif op == _FREE:
+                _, pool, freer, last, shared = event
+                if freer:
+                    claims[pool].update(dict.fromkeys(last + shared, (freer - 1, -1)))
+            elif op in (_ASSIGN, _ADMIT, _TABLE):
+                numbers = event[0] if op == _ASSIGN else [event[0]]
+                for owner, ids in zip(product(numbers, groups), event[-1], strict=True):
+                    pool = self._pool_of(owner[1])
+                    taken_up = reused.get((owner[0], pool))
+                    own = [block for block in ids if block not in taken_up] if taken_up else ids
+                    claims[pool].update(dict.fromkeys(own, owner))
         return owners
 
     def _pool_of(self, group: int) -> int:
@@ -159,118 +150,123 @@ class Engine:
         request = self._requests.get(number)
         return request.cell if request is not None else ""
 
-    def _allocate(self, event: Event, owners: list[Owner]) -> None:
+    def _allocate(self, time: int, number: int, blocks: list[int]) -> None:
+        owners = self._owners.pop()
         asking = self._looking_up
         if asking is not None and owners and owners[0] == NOBODY:
             owners = [(asking.number, 0)] * len(owners)
             self._lookups.allocated(asking)
-            asking.admitted = asking.admitted or event.time
-        pool = self._pools[event.pool]
-        holders = [
-            self._holder(event.pool, block, owner)
-            for block, owner in zip(event.lists[0], owners, strict=True)
-        ]
-        evictions = pool.allocate(event.lists[0], holders, event.time)
-        cell, group = holders[0] if holders else ("", 0)
-        for eviction in evictions:
-            self._write_eviction(eviction, "reallocated", cell, event.pool)
-        self._totals.allocated += len(holders)
-        self._write_move(event, "allocate", len(holders), cell, len(evictions), group)
+            asking.admitted = asking.admitted or time
+        pool = self._pools[number]
+        parts = list(self._parts(number, blocks, owners))
+        cell, group, _ = parts[0] if parts else ("", 0, [])
+        evicted = self._write_evictions(pool.evict(blocks), time, "reallocated", cell, number)
+        for owner, in_group, part in parts:
+            pool.allocate(part, owner, in_group, time)
+        self._totals.allocated += len(blocks)
+        self._write_move(time, number, "allocate", len(blocks), cell, evicted, group)
 
-    def _holder(self, number: int, block: int, owner: Owner) -> tuple[str, int]:
-        """Cell of the request that a block was handed out for, and the group."""
-        pool, source = self._pools[number], self._sources.get((number, block))
-        if owner == NOBODY and source is not None:
-            # The cache's own copy of a block that its request goes on writing.
-            return pool.owner(source), pool.groups[source]
-        return self._cell(owner[0]), max(0, owner[1])
+    def _parts(
+        self, number: int, blocks: list[int], owners: list[Owner]
+    ) -> Iterator[tuple[str, int, list[int]]]:
+        """The blocks by whom they were handed out for: the request's cell, group and blocks."""
+        end = 0
+        for owner, part in groupby(owners):
+            begin, end = end, end + len(list(part))
+            if owner != NOBODY:
+                yield self._cell(owner[0]), max(0, owner[1]), blocks[begin:end]
+                continue
+            pool = self._pools[number]
+            for block in blocks[begin:end]:
+                source = self._sources.get((number, block))
+                if source is None:
+                    yield "", 0, [block]
+                else:
+                    # The cache's own copy of a block that its request goes on writing.
+                    yield pool.owner(source), pool.groups[source], [block]
 
-    def _reuse(self, event: Event) -> None:
+    def _reuse(self, time: int, number: int, blocks: list[int]) -> None:
         cell = self._looking_up.cell if self._looking_up is not None else ""
-        pool = self._pools[event.pool]
-        count = pool.reuse(event.lists[0], cell, event.time)
+        pool = self._pools[number]
+        pool.reuse(blocks, cell, time)
+        count = pool.count(blocks)
         if count:
-            real = next(block for block in event.lists[0] if block != pool.null)
-            self._write_move(event, "reuse", count, cell, 0, pool.groups[real])
+            real = next(block for block in blocks if block != pool.null)
+            self._write_move(time, number, "reuse", count, cell, 0, pool.groups[real])
 
-    def _free(self, event: Event) -> None:
-        (freer,) = event.numbers
+    def _free(self, time: int, pool: int, freer: int, last: list[int], shared: list[int]) -> None:
         request = self._requests.get(freer - 1) if freer else None
-        last, shared = event.lists
         cell = request.cell if request else self._unpark(last + shared)
-        released = self._pools[event.pool].free(last, cell, event.time)
-        self._given_up(event, request, last + shared, released)
+        released = self._pools[pool].free(last, cell, time)
+        self._given_up(time, pool, request, last + shared, released)
 
-    def _release(self, event: Event) -> None:
-        number, count = event.numbers
+    def _release(self, time: int, pool: int, number: int, count: int) -> None:
         request = self._requests[number]
         blocks = (request.leaving or request.tables.get(0, []))[::-1]
         request.leaving = []
         self.mismatches += len(blocks) != count
-        released = self._pools[event.pool].drop(blocks, request.cell, event.time)
-        self._given_up(event, request, blocks, released)
+        released = self._pools[pool].drop(blocks, request.cell, time)
+        self._given_up(time, pool, request, blocks, released)
 
     def _given_up(
-        self, event: Event, request: Request | None, blocks: list[int], released: list[int]
+        self,
+        time: int,
+        number: int,
+        request: Request | None,
+        blocks: list[int],
+        released: list[int],
     ) -> None:
-        pool = self._pools[event.pool]
+        pool = self._pools[number]
         if request is not None and request.freed_blocks is not None:
-            request.freed_blocks += sum(block != pool.null for block in blocks)
+            request.freed_blocks += pool.count(blocks)
         if released:
             self._totals.freed += len(released)
-            block = released[0]
-            self._write_move(event, "free", len(released), pool.owner(block), 0, pool.groups[block])
+            owner, group = pool.owner(released[0]), pool.groups[released[0]]
+            self._write_move(time, number, "free", len(released), owner, 0, group)
 
-    def _cache(self, event: Event) -> None:
-        number, first, count = event.numbers
-        blocks = self._requests[number].tables[0][first : first + count]
+    def _cache(self, time: int, pool: int, number: int, first: int, contents: list[str]) -> None:
+        blocks = self._requests[number].tables[0][first : first + len(contents)]
         size = self._block_size
-        self._make_reusable(event, number, 0, blocks, (first + 1) * size, size)
+        self._cache_list(time, pool, number, 0, (first + 1) * size, size, blocks, contents)
 
-    def _cache_list(self, event: Event) -> None:
-        number, group, tokens, stride = event.numbers
-        self._make_reusable(event, number, group, event.lists[0], tokens, stride)
-
-    def _make_reusable(
-        self, event: Event, number: int, group: int, blocks: list[int], tokens: int, stride: int
+    def _cache_list(
+        self,
+        time: int,
+        pool: int,
+        number: int,
+        group: int,
+        tokens: int,
+        stride: int,
+        blocks: list[int],
+        contents: list[str],
     ) -> None:
         request = self._requests.get(number)
-        prompt = request.prompt_tokens if request is not None else 0
-        pool = self._pools[event.pool]
-        for block, block_hash in zip(blocks, event.hashes, strict=True):
-            origin = PROMPT if tokens <= prompt else OUTPUT
-            pool.cache(block, self._content_id(block_hash), origin, group)
-            tokens += stride
-        self._write_move(event, "cache", len(blocks), self._cell(number), 0, group)
+        cell, prompt_tokens = (request.cell, request.prompt_tokens) if request else ("", 0)
+        self._pools[pool].cache(blocks, contents, group, prompt_tokens, tokens, stride)
+        self._write_move(time, pool, "cache", len(blocks), cell, 0, group)
 
-    def _evict(self, event: Event) -> None:
-        pool = self._pools[event.pool]
-        for block in event.lists[0]:
-            if pool.contents[block] is not None:
-                self._write_eviction(pool.evict(block, event.time), "explicit", "", event.pool)
+    def _evict(self, time: int, pool: int, blocks: list[int]) -> None:
+        evictions = self._pools[pool].evict(blocks)
+        self._write_evictions(evictions, time, "explicit", "", pool)
 
-    def _reset(self, event: Event) -> None:
-        if not event.numbers[0]:
-            self._write_move(event, "reset_refused", 0, "", 0, None)
+    def _reset(self, time: int, pool: int, done: int) -> None:
+        if not done:
+            self._write_move(time, pool, "reset_refused", 0, "", 0, None)
             return
-        evictions = self._pools[event.pool].evict_all(event.time)
-        for eviction in evictions:
-            self._write_eviction(eviction, "reset", "", event.pool)
-        self._write_move(event, "reset", len(evictions), "", len(evictions), None)
+        evictions = self._pools[pool].evict_all()
+        count = self._write_evictions(evictions, time, "reset", "", pool)
+        self._write_move(time, pool, "reset", count, "", count, None)
 
-    def _move(self, event: Event) -> None:
-        source, target = event.numbers
-        self._pools[event.pool].move(source, target)
+    def _move(self, time: int, pool: int, source: int, target: int) -> None:
+        self._pools[pool].move(source, target)
 
-    def _lookup(self, event: Event) -> None:
-        number, query, hit, skipped = event.numbers
+    def _lookup(self, time: int, number: int, query: int, hit: int, skipped: int) -> None:
         request = self._requests[number]
         self._looking_up = request
         self._asked.append(request)
-        self._lookups.looked_up(request, query, hit, bool(skipped), event.time, self._episode)
+        self._lookups.looked_up(request, query, hit, bool(skipped), time, self._episode)
 
-    def _preempt(self, event: Event) -> None:
-        number, computed = event.numbers
+    def _preempt(self, time: int, number: int, computed: int) -> None:
         request = self._requests[number]
         request.preemptions += 1
         request.preempted_tokens = max(request.preempted_tokens, computed)
@@ -279,24 +275,34 @@ class Engine:
         self._steps.preempted += 1
         self._totals.preemptions += 1
 
-    def _finish(self, event: Event) -> None:
-        request = self._requests[event.numbers[0]]
-        finish = parse_finish(request, event)
-        arrived_with, request.prompt_tokens = request.prompt_tokens, finish.prompt_tokens
+    def _finish(
+        self,
+        time: int,
+        number: int,
+        prompt: int,
+        output: int,
+        computed: int,
+        contents: list[str],
+        reason: bytes,
+    ) -> None:
+        request = self._requests[number]
+        # vLLM counts from 0 again after a preemption.
+        computed = max(computed, request.preempted_tokens)
+        finish = Finish(reason.decode(), prompt, output, computed, time)
+        arrived_with, request.prompt_tokens = request.prompt_tokens, prompt
         self._lookups.ended(request)
         self._steps.finished += 1
-        prompt_ids, output_ids = self._hash_ids(request, finish)
-        known = prompt_ids[: request.prompt_tokens // self._block_size]
+        prompt_ids, output_ids = self._hash_ids(request, finish, contents)
+        known = prompt_ids[: prompt // self._block_size]
         prefixes = prefix_ids(request, arrived_with, self._told_by_content, known)
         request.freed_blocks = 0
         self._finished.append((request, finish, prompt_ids, output_ids, prefixes))
 
-    def _park(self, event: Event) -> None:
-        (number,) = event.numbers
-        self._take_away(self._requests.get(number), event.lists[0])
+    def _park(self, number: int, blocks: list[int]) -> None:
+        self._take_away(self._requests.get(number), blocks)
 
-    def _park_all(self, event: Event) -> None:
-        request = self._requests[event.numbers[0]]
+    def _park_all(self, number: int) -> None:
+        request = self._requests[number]
         self._take_away(request, request.tables.get(0, []))
 
     def _take_away(self, request: Request | None, blocks: list[int]) -> None:
@@ -304,8 +310,7 @@ class Engine:
             # Blocks of several pools come back apart, and no longer look like these.
             self._parked.append((request.cell if request else "", sorted(blocks)))
         if request is not None and request.freed_blocks is not None:
-            null = self._pools[0].null
-            request.freed_blocks += sum(block != null for block in blocks)
+            request.freed_blocks += self._pools[0].count(blocks)
 
     def _unpark(self, blocks: list[int]) -> str:
         """Cell of the request whose blocks these were when they were parked, or empty."""
@@ -316,63 +321,53 @@ class Engine:
                 return cell
         return ""
 
-    def _admit(self, event: Event) -> None:
-        number, computed = event.numbers
+    def _admit(self, number: int, computed: int, _: list[list[int]]) -> None:
         request = self._requests[number]
         self._lookups.admitted(request, computed)
         self._admitted.append(request)
 
-    def _step_ended(self, event: Event) -> None:
+    def _step_ended(self, began: int, ended: int, numbers: list[int]) -> None:
         for request in self._admitted:
             if request.admitted is None:
-                request.admitted = event.time
+                request.admitted = began
         self._admitted.clear()
         self._looked_up, self._asked = self._asked, []
-        running, waiting, _, _, _, *free_counts = event.numbers
-        self._steps.ended(event)
-        self._write_usage(event.until, running, waiting, free_counts)
+        running, waiting, tokens, prefill, scheduled, *free_counts = numbers
+        self._steps.ended(began, ended, running, waiting, tokens, prefill, scheduled)
+        self._write_usage(ended, running, waiting, free_counts)
 
-    def _updated(self, event: Event) -> None:
-        running, waiting, *free_counts = event.numbers
-        self._write_usage(event.time, running, waiting, free_counts)
+    def _updated(self, time: int, numbers: list[int]) -> None:
+        running, waiting, *free_counts = numbers
+        self._write_usage(time, running, waiting, free_counts)
 
-    def _repeated(self, event: Event) -> None:
-        self._steps.repeated(event)
-        self._lookups.repeated(self._looked_up, event.numbers[0], event.time)
+    def _repeated(self, time: int, count: int) -> None:
+        self._steps.repeated(count, time)
+        self._lookups.repeated(self._looked_up, count, time)
 
-    def _first_token(self, event: Event) -> None:
-        for number in event.numbers:
+    def _first_token(self, time: int, numbers: list[int]) -> None:
+        for number in numbers:
             request = self._requests.get(number)
             if request is not None and request.first_token is None:
-                request.first_token = event.time
+                request.first_token = time
 
-    def _content_id(self, block_hash: int) -> int:
-        digest = blake2b(block_hash.to_bytes(8, "little"), digest_size=8, key=self._key)
-        return int.from_bytes(digest.digest(), "little") & _CONTENT_MASK
-
-    def _hash_ids(self, request: Request, finish: Finish) -> tuple[list[int], list[int]]:
+    def _hash_ids(
+        self, request: Request, finish: Finish, contents: list[str]
+    ) -> tuple[list[str], list[str]]:
         """Content ids of the prompt's blocks, the last partial one included, and of the full
-        blocks that follow."""
+        blocks that follow. ``contents`` are those of its full blocks, where the engine told."""
         if not self._caching:
             return [], []
-        if finish.hashes:
-            ids = [self._content_id(block_hash) for block_hash in finish.hashes]
-        else:
-            contents = self._pools[0].contents
-            ids = []
-            for block in request.tables.get(0, ()):
-                content = contents[block]
-                if content is None:
-                    break
-                ids.append(content)
-        full = request.prompt_tokens // self._block_size
-        prompt_ids = ids[:full]
-        while len(prompt_ids) * self._block_size < request.prompt_tokens:
+        if not contents:
+            contents = self._pools[0].known_contents(request.tables.get(0, []))
+        size = self._block_size
+        full = request.prompt_tokens // size
+        prompt_ids = contents[:full]
+        while len(prompt_ids) * size < request.prompt_tokens:
             self._used_once += 1
-            prompt_ids.append(self.rank << _ONCE_SHIFT | self._used_once)
+            prompt_ids.append(f"{self.rank << _ONCE_SHIFT | self._used_once}")
         # The last token's own KV is never there, and what was not computed is nowhere.
         tokens = min(finish.computed_tokens, request.prompt_tokens + finish.output_tokens - 1)
-        return prompt_ids, ids[full : max(full, tokens // self._block_size)]
+        return prompt_ids, contents[full : max(full, tokens // size)]
 
     def _write_finished(self) -> None:
         for request, finish, prompt_ids, output_ids, prefixes in self._finished:
@@ -410,22 +405,35 @@ class Engine:
             )
 
     def _write_move(
-        self, event: Event, name: str, count: int, cell: str, evicted: int, group: int | None
+        self,
+        time: int,
+        pool: int,
+        name: str,
+        count: int,
+        cell: str,
+        evicted: int,
+        group: int | None,
     ) -> None:
         self._allocations(
-            f"{self._seconds(event.time)},{name},{count},{cell},{evicted},{self._step},"
-            f"{self.rank},{event.pool},{'' if group is None else group}"
+            f"{(time - self._origin) / 1e9:.6f},{name},{count},{cell},{evicted},{self._step},"
+            f"{self.rank},{pool},{'' if group is None else group}"
         )
 
-    def _write_eviction(self, eviction: Eviction, reason: str, cell: str, pool: int) -> None:
-        evictable = "" if eviction.evictable is None else f"{eviction.evictable / 1e9:.6f}"
-        self._totals.evicted(eviction.lifetime, eviction.idle)
-        self._evictions(
-            f"{self._seconds(eviction.time)},{eviction.lifetime / 1e9:.6f},"
-            f"{eviction.idle / 1e9:.6f},{evictable},{eviction.block},{eviction.reuse_count},"
-            f"{reason},{eviction.content},{eviction.copies_left},{eviction.origin},"
-            f"{eviction.owner},{cell},{self.rank},{pool},{eviction.group}"
-        )
+    def _write_evictions(
+        self, losses: list[Loss], time: int, reason: str, cell: str, pool: int
+    ) -> int:
+        """Write what was lost; returns how many contents."""
+        when, count = self._seconds(time), 0
+        for (allocated, accessed, freed, reuses, owner), copies_left, origin, group, lost in losses:
+            lifetime, idle = time - allocated, time - accessed
+            evictable = "" if freed is None else f"{(time - freed) / 1e9:.6f}"
+            begin = f"{when},{lifetime / 1e9:.6f},{idle / 1e9:.6f},{evictable},"
+            middle = f",{reuses},{reason},"
+            end = f",{copies_left},{origin},{owner},{cell},{self.rank},{pool},{group}"
+            self._evictions([f"{begin}{block}{middle}{content}{end}" for block, content in lost])
+            self._totals.evicted(len(lost), lifetime, idle)
+            count += len(lost)
+        return count
 
     def _write_lookup(
         self, request: Request, lookup: OpenRow, external: int, admitted: int
@@ -439,20 +447,31 @@ class Engine:
         return f"{(time - self._origin) / 1e9:.6f}"
 
 
-def _reused(events: list[Event]) -> set[tuple[int, int, int]]:
-    """Request, pool and block of what was taken up again: it is in that request's table, but
-    the one that it was handed out for, maybe in this very step, is another."""
-    reused: set[tuple[int, int, int]] = set()
+def _told(episode: Episode, op: int) -> list[Event]:
+    """What the events with this op tell."""
+    return [event for known, event in zip(episode.ops, episode.events, strict=True) if known == op]
+
+
+def _reused(episode: Episode) -> dict[tuple[int, int], set[int]]:
+    """By request and pool the blocks that were taken up again: they are in that request's table,
+    but the one that they were handed out for, maybe in this very step, is another."""
+    reused: dict[tuple[int, int], set[int]] = {}
     number = -1
-    for event in events:
-        if event.op == Op.LOOKUP:
-            number = event.numbers[0]
-        elif event.op == Op.REUSE:
-            reused.update((number, event.pool, block) for block in event.lists[0])
+    for op, event in zip(episode.ops, episode.events, strict=True):
+        if op == _LOOKUP:
+            number = event[1]
+        elif op == _REUSE:
+            _, pool, blocks = event
+            reused.setdefault((number, pool), set()).update(blocks)
     return reused
 
 
-_HANDLERS: dict[int, Callable[[Engine, Event], None]] = {
+def _ignore(engine: Engine, *event: Any) -> None:
+    """What arrives and who got what has been read before."""
+
+
+_HANDLERS: dict[int, Callable[..., None]] = {
+    Op.ALLOCATE: Engine._allocate,
     Op.REUSE: Engine._reuse,
     Op.FREE: Engine._free,
     Op.RELEASE: Engine._release,
@@ -471,5 +490,8 @@ _HANDLERS: dict[int, Callable[[Engine, Event], None]] = {
     Op.UPDATE: Engine._updated,
     Op.REPEAT: Engine._repeated,
     Op.FIRST_TOKEN: Engine._first_token,
+    Op.REQUEST: _ignore,
+    Op.ASSIGN: _ignore,
+    Op.TABLE: _ignore,
 }
-"""What arrives and who got what has been read before these are called."""
+"""What is called with each event of an episode in turn."""

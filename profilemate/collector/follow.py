@@ -9,6 +9,7 @@ from pathlib import Path
 
 from profilemate import session
 from profilemate.collector import metadata
+from profilemate.collector.decode import Episode
 from profilemate.collector.producer import Producer
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
@@ -54,18 +55,19 @@ class Follower:
 
         Returns the time of the first one, None where there was none.
         """
-        due = []
+        due: list[tuple[Producer, Episode]] = []
         for producer in self.ordered():
             count = len(producer.episodes)
             if until is not None:
-                count = sum(when <= until for when, _ in producer.episodes)
-            due += [(when, producer.name, events) for when, events in producer.episodes[:count]]
+                count = sum(episode.time <= until for episode in producer.episodes)
+            due += [(producer, episode) for episode in producer.episodes[:count]]
             del producer.episodes[:count]
-        due.sort(key=lambda episode: episode[:2])
-        for _, name, events in due:
-            self.producers[name].replay(events)
+        # Episodes of one time stay in the order of their producers' names.
+        due.sort(key=lambda replayed: replayed[1].time)
+        for producer, episode in due:
+            producer.replay(episode)
         self.tables.flush()
-        return due[0][0] if due else None
+        return due[0][1].time if due else None
 
     def write(self, *, ended: bool) -> None:
         """Write the rows, and what the session is."""

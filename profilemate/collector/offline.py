@@ -56,7 +56,7 @@ def _complete(folder: Path, progress: Callable[[int, int], None] | None) -> bool
         total = sum(os.path.getsize(path) for path in follower.journals.glob("*.journal"))
         while follower.read():
             # Only episodes that no other journal can precede any more may be replayed yet.
-            bounds = [p.episodes[-1][0] for p in follower.producers.values() if p.episodes]
+            bounds = [p.episodes[-1].time for p in follower.producers.values() if p.episodes]
             follower.replay(min(bounds) if len(bounds) == len(follower.producers) else 0)
             follower.tables.flush()
             if progress is not None:

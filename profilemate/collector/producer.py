@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from profilemate import session
-from profilemate.collector.decode import DecodeError, Event, episodes
+from profilemate.collector.decode import DecodeError, Episode, episodes
 from profilemate.collector.engine import Engine
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
@@ -23,8 +23,7 @@ HEADER_SEC = 60.0
 class Producer:
     """A journal and the state that its events have led to.
 
-    ``episodes`` have been read but not replayed yet: each has its time and the events of a step,
-    or of what came between two.
+    ``episodes`` have been read but not replayed yet.
     """
 
     def __init__(self, path: Path, founding: Founding, tables: Tables, totals: Totals) -> None:
@@ -33,7 +32,7 @@ class Producer:
         self.status: dict[str, Any] = {}
         self.ended_well = False
         self.problem: str | None = None
-        self.episodes: list[tuple[int, list[Event]]] = []
+        self.episodes: list[Episode] = []
         self.engine: Engine | None = None
         self._path = path
         self._reader = JournalReader(path)
@@ -62,12 +61,12 @@ class Producer:
                 self.ended_well = kind is Kind.END
         return self._reader.offset - before
 
-    def replay(self, events: list[Event]) -> None:
+    def replay(self, episode: Episode) -> None:
         """Replay one episode. One that cannot be ends the replay of this journal."""
         if self.problem is not None or self.engine is None:
             return
         try:
-            self.engine.apply(events)
+            self.engine.apply(episode)
         except (LookupError, ValueError, AssertionError) as error:
             self.problem = f"events could not be replayed: {type(error).__name__}: {error}"
 
@@ -95,7 +94,7 @@ class Producer:
         if self.problem is not None or self.engine is None:
             return
         try:
-            self.episodes += episodes(payload, self.engine.shape)
+            self.episodes += episodes(payload, self.engine.shape, self.engine.content_ids)
         except DecodeError as error:
             self.problem = f"events could not be read: {error}"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
 
-from profilemate.collector.decode import Event
 from profilemate.collector.tables import text_cell
 from profilemate.events import PREFIX_BYTES, prefix_lengths
 
@@ -23,7 +22,7 @@ class Request:
     lora: str | None
     tenant: int | None
     priority: int
-    own_prefix_ids: list[int]
+    own_prefix_ids: list[str]
     """Ids of the prefixes that no content tells."""
     arrived: int
     tables: dict[int, list[int]] = field(default_factory=dict)
@@ -48,7 +47,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Finish:
-    """How a request ended. ``hashes`` are those of its full blocks, where the engine told them.
+    """How a request ended.
 
     The prompt of a request whose input streams in has grown since it arrived.
     """
@@ -57,9 +56,13 @@ class Finish:
     prompt_tokens: int
     output_tokens: int
     computed_tokens: int
-    hashes: list[int]
     time: int
 
+
+_NULL = "null"
+
+_json = lru_cache(1024, typed=True)(json.dumps)
+"""For what is mostly the same for request after request."""
 
 _DEFAULTS = [None, None, 0, None, None]
 """What a request is where its description ends early."""
@@ -68,7 +71,7 @@ _DEFAULTS = [None, None, 0, None, None]
 def parse_request(number: int, blob: bytes, time: int) -> Request:
     """The request that a REQUEST event describes."""
     text, _, prefixes = blob.partition(b"\0")
-    described = json.loads(text)
+    described = json.loads(text.decode())
     request_id, prompt, priority, lora, tenant = described + _DEFAULTS[len(described) :]
     return Request(
         number=number,
@@ -79,41 +82,25 @@ def parse_request(number: int, blob: bytes, time: int) -> Request:
         tenant=tenant,
         priority=priority,
         own_prefix_ids=[
-            int.from_bytes(prefixes[at : at + PREFIX_BYTES], "little")
+            f"{int.from_bytes(prefixes[at : at + PREFIX_BYTES], 'little')}"
             for at in range(0, len(prefixes), PREFIX_BYTES)
         ],
         arrived=time,
     )
 
 
-def parse_finish(request: Request, event: Event) -> Finish:
-    """What a FINISH event says of this request."""
-    _, prompt, output, computed, *_ = event.numbers
-    return Finish(
-        reason=event.blob.decode(),
-        prompt_tokens=prompt,
-        output_tokens=output,
-        # vLLM counts from 0 again after a preemption.
-        computed_tokens=max(computed, request.preempted_tokens),
-        hashes=event.hashes,
-        time=event.time,
-    )
-
-
-def prefix_ids(
-    request: Request, prompt_tokens: int, unit: int, prompt_ids: list[int]
-) -> list[int | None]:
+def prefix_ids(request: Request, prompt_tokens: int, unit: int, prompt_ids: list[str]) -> list[str]:
     """One id for each of the prompt's ``prefix_lengths``.
 
     Those that end at a multiple of ``unit`` tokens (0: none) are told by the prompt's content
-    ids; one whose content the engine never had is None.
+    ids; one whose content the engine never had is null.
     """
     if not unit:
-        return list(request.own_prefix_ids)
+        return request.own_prefix_ids
     own = iter(request.own_prefix_ids)
     contents = dict(enumerate(prompt_ids, 1))
     return [
-        next(own, None) if length % unit else contents.get(length // unit)
+        next(own, _NULL) if length % unit else contents.get(length // unit, _NULL)
         for length in prefix_lengths(prompt_tokens)
     ]
 
@@ -124,9 +111,9 @@ def row(
     engine: int,
     origin_ns: int,
     block_size: int,
-    prompt_ids: list[int],
-    output_ids: list[int],
-    prefixes: list[int | None],
+    prompt_ids: list[str],
+    output_ids: list[str],
+    prefixes: list[str],
 ) -> str:
     """The request's line of requests.jsonl, Mooncake's fields first.
 
@@ -142,31 +129,24 @@ def row(
 
     """
 
-    def since_start(time: int | None) -> float | None:
-        return None if time is None else round((time - origin_ns) / 1e9, 6)
+    queued = _NULL if request.admitted is None else _seconds(request.admitted - request.arrived)
+    first_token = request.first_token
+    since = _NULL if first_token is None else _seconds(first_token - origin_ns)
+    return (
+        f'{{"timestamp":{round((request.arrived - origin_ns) / 1e6, 3)},'
+        f'"input_length":{request.prompt_tokens},"output_length":{finish.output_tokens},'
+        f'"hash_ids":[{",".join(prompt_ids)}],"block_size":{block_size},'
+        f'"request_id":{json.dumps(request.request_id)},"engine":{engine},'
+        f'"output_hash_ids":[{",".join(output_ids)}],"hit_tokens":{request.hit_tokens or 0},'
+        f'"external_hit_tokens":{request.external_hit_tokens or 0},'
+        f'"preemptions":{request.preemptions},"num_blocks":{request.freed_blocks or 0},'
+        f'"queue_sec":{queued},"first_token_sec":{since},'
+        f'"finish_sec":{_seconds(finish.time - origin_ns)},'
+        f'"finish_reason":{_json(finish.reason)},"prefix_ids":[{",".join(prefixes)}],'
+        f'"lora":{_json(request.lora)},"tenant":{_json(request.tenant)},'
+        f'"priority":{_json(request.priority)},"computed_tokens":{finish.computed_tokens}}}'
+    )
 
-    queued = None if request.admitted is None else request.admitted - request.arrived
-    fields: dict[str, Any] = {
-        "timestamp": round((request.arrived - origin_ns) / 1e6, 3),
-        "input_length": request.prompt_tokens,
-        "output_length": finish.output_tokens,
-        "hash_ids": prompt_ids,
-        "block_size": block_size,
-        "request_id": request.request_id,
-        "engine": engine,
-        "output_hash_ids": output_ids,
-        "hit_tokens": request.hit_tokens or 0,
-        "external_hit_tokens": request.external_hit_tokens or 0,
-        "preemptions": request.preemptions,
-        "num_blocks": request.freed_blocks or 0,
-        "queue_sec": None if queued is None else round(queued / 1e9, 6),
-        "first_token_sec": since_start(request.first_token),
-        "finish_sec": since_start(finish.time),
-        "finish_reason": finish.reason,
-        "prefix_ids": prefixes,
-        "lora": request.lora,
-        "tenant": request.tenant,
-        "priority": request.priority,
-        "computed_tokens": finish.computed_tokens,
-    }
-    return json.dumps(fields, separators=(",", ":"))
+
+def _seconds(duration_ns: int) -> str:
+    return f"{round(duration_ns / 1e9, 6)}"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from profilemate.collector.decode import Event
 from profilemate.collector.lookups import WINDOW_NS
 from profilemate.collector.tables import Append
 
@@ -23,39 +22,50 @@ class StepRows:
         self._idle_state: tuple[int, ...] = ()
         self._repeats = 0
 
-    def ended(self, event: Event) -> None:
-        """A STEP event came: the step is counted, and its row written or held open."""
+    def ended(
+        self,
+        began: int,
+        ended: int,
+        running: int,
+        waiting: int,
+        tokens: int,
+        prefill: int,
+        scheduled: int,
+    ) -> None:
+        """A step ended: it is counted, and its row written or held open."""
         self.number += 1
-        running, waiting, tokens, prefill, scheduled = event.numbers[:5]
         row = (
-            f"{(event.until - self._origin) / 1e9:.6f},{self.number},{running},{waiting},"
+            f"{(ended - self._origin) / 1e9:.6f},{self.number},{running},{waiting},"
             f"{tokens},{prefill},{tokens - prefill},{scheduled},{self.preempted},"
-            f"{self.finished},{(event.until - event.time) // 1000}"
+            f"{self.finished},{(ended - began) // 1000}"
         )
-        same = not (tokens or self.preempted or self.finished)
-        self.preempted = self.finished = 0
-        state = (running, waiting)
-        if same and self._idle is not None and state == self._idle_state:
-            self._repeat(1, event.until)
-            return
-        self.close()
-        if not tokens:
-            self._idle, self._repeats = (row, event.until), 1
-            self._idle_state = state
-        else:
+        if tokens:
+            self.close()
             self._append(f"{row},1,{self._rank}")
+        else:
+            self._hold(row, ended, (running, waiting))
+        self.preempted = self.finished = 0
 
-    def repeated(self, event: Event) -> None:
-        """A REPEAT event came: the last step was repeated."""
-        (count,) = event.numbers
+    def repeated(self, count: int, time: int) -> None:
+        """The last step was repeated so many times more, the last one until ``time``."""
         self.number += count
-        self._repeat(count, event.time)
+        self._repeat(count, time)
 
     def close(self) -> None:
         """Write the row that is open, if one is."""
         if self._idle is not None and self._repeats:
             self._append(f"{self._idle[0]},{self._repeats},{self._rank}")
         self._idle = None
+
+    def _hold(self, row: str, ended: int, state: tuple[int, int]) -> None:
+        """Keep the row of a step that scheduled nothing open, or count it to the one that is."""
+        quiet = not (self.preempted or self.finished)
+        if quiet and self._idle is not None and state == self._idle_state:
+            self._repeat(1, ended)
+            return
+        self.close()
+        self._idle, self._repeats = (row, ended), 1
+        self._idle_state = state
 
     def _repeat(self, count: int, time: int) -> None:
         if self._idle is None:

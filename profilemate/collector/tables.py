@@ -36,6 +36,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NEEDS_QUOTES = re.compile(r'[",]')
 
 Append = Callable[[str], None]
+Extend = Callable[[Iterable[str]], None]
 
 
 class Tables:
@@ -53,6 +54,10 @@ class Tables:
     def append(self, table: str) -> Append:
         """The function that takes a row of this table."""
         return self._rows[table].append
+
+    def extend(self, table: str) -> Extend:
+        """The function that takes rows of this table."""
+        return self._rows[table].extend
 
     def flush(self) -> None:
         """Write the rows that have been appended.

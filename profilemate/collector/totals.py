@@ -33,11 +33,11 @@ class Totals:
         self._held[key] = blocks
         self.peak_held = max(self.peak_held, self._held_now)
 
-    def evicted(self, lifetime_ns: int, idle_ns: int) -> None:
-        """A cached block lost its content."""
-        self.evictions += 1
-        self._lifetime_ns += lifetime_ns
-        self._idle_ns += idle_ns
+    def evicted(self, blocks: int, lifetime_ns: int, idle_ns: int) -> None:
+        """So many cached blocks lost their content, each after these times."""
+        self.evictions += blocks
+        self._lifetime_ns += blocks * lifetime_ns
+        self._idle_ns += blocks * idle_ns
 
     def summary(self) -> str:
         """The text of kv_cache_summary.txt, the guide's lines first."""

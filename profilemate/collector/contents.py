@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Content ids: numbers that stand for what a block holds, as the text that the tables show."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from hashlib import blake2s
+
+from profilemate.events import HASH_BYTES
+
+_MASK = (1 << 53) - 1
+"""Bits that are whole in a JSON number."""
+
+
+def content_ids(key: bytes) -> Callable[[bytes], list[str]]:
+    """The function that tells the content id of each of the hashes that it is given.
+
+    An id is a digest of the session's secret and vLLM's block hash, so nobody who lacks the
+    secret can look up in a table which prompt it stands for. The secret comes first: BLAKE2 is
+    not prone to length extension, the lengths are fixed, and both fit the one block that it works
+    on at a time, where its own keyed mode takes two.
+    """
+    start = blake2s(key, digest_size=8).copy
+
+    def ids(hashes: bytes) -> list[str]:
+        digests = []
+        for at in range(0, len(hashes), HASH_BYTES):
+            state = start()
+            state.update(hashes[at : at + HASH_BYTES])
+            digests.append(state.digest())
+        return [f"{digest & _MASK}" for digest in array("Q", b"".join(digests))]
+
+    return ids

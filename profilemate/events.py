@@ -57,8 +57,8 @@ class Op(IntEnum):
     PREEMPT = 12
     """A running request was preempted: request, tokens computed until then. 1 time."""
     FINISH = 13
-    """A request ended: request, prompt tokens, output tokens, computed tokens, n, m; n hashes (of
-    its full blocks, where no table tells them), a blob of m bytes (the reason). 1 time."""
+    """A request ended: request, prompt tokens, output tokens, computed tokens, n, and the reason's
+    place in ``REASONS``; n hashes (of its full blocks, where no table tells them). 1 time."""
     PARK = 14
     """Blocks left their request but stay held until a step in flight ends: request; a list.
     No time."""
@@ -72,21 +72,27 @@ class Op(IntEnum):
     ADMIT = 18
     """A waiting request began to run: request, tokens already computed; a list for each group:
     all blocks that it holds. No time."""
-    STEP = 19
+    ADMIT_LOOKED_UP = 19
+    """As ADMIT, of a request whose n blocks are those that this step's events tell after its
+    lookup: request, tokens already computed, n. No time."""
+    STEP = 20
     """``schedule()`` ended: running, waiting, scheduled tokens, prefill tokens, scheduled
     requests, then the free blocks of each pool. 2 times: begin and end."""
-    UPDATE = 20
+    UPDATE = 21
     """``update_from_output()`` ended: running, waiting, then the free blocks of each pool.
     1 time."""
-    REPEAT = 21
+    REPEAT = 22
     """The last step, which scheduled nothing, was repeated n more times with the same lookups:
     n. 1 time: the end of the last one."""
-    FIRST_TOKEN = 22
+    FIRST_TOKEN = 23
     """The first output tokens of n requests arrived: n, n requests. 1 time."""
 
 
 LISTED = frozenset((Op.EVICT, Op.ASSIGN, Op.TABLE, Op.ADMIT))
 """Ops whose ids are not taken from blocks; their lists stand behind those of all others."""
+
+REASONS = ("stop", "length", "abort", "error", "repetition", "other")
+"""Why a request ended, in vLLM's words; a reason that is not here is the last."""
 
 OP_MASK = 0x1F
 POOL_SHIFT = 5

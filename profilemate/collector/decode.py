@@ -120,7 +120,7 @@ def _cached(f: _Frame, pool: int) -> Event:
 
 def _finished(f: _Frame, pool: int) -> Event:
     time, number, prompt, output, computed, hashes, reason = f.time(), *f.numbers(6)
-    return time, number, prompt, output, computed, f.contents(hashes), f.raw(reason)
+    return time, number, prompt, output, computed, f.contents(hashes), reason
 
 
 def _assigned(f: _Frame, pool: int) -> Event:
@@ -147,6 +147,7 @@ _READERS: dict[int, Callable[[_Frame, int], Event]] = {
     Op.ASSIGN: _assigned,
     Op.TABLE: lambda f, _: (f.number(), f.lists()),
     Op.ADMIT: lambda f, _: (f.number(), f.number(), f.lists()),
+    Op.ADMIT_LOOKED_UP: lambda f, _: (f.number(), f.number(), f.number()),
     Op.STEP: lambda f, _: (f.time(), f.time(), f.numbers(5 + f.shape.pools)),
     Op.UPDATE: lambda f, _: (f.time(), f.numbers(2 + f.shape.pools)),
     Op.REPEAT: lambda f, _: (f.time(), f.number()),
@@ -156,7 +157,9 @@ _READERS: dict[int, Callable[[_Frame, int], Event]] = {
 it (with both, a step), and what has a pool follows with that."""
 
 _STEP, _UPDATE = int(Op.STEP), int(Op.UPDATE)
-_UNTIMED = frozenset((Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT))
+_UNTIMED = frozenset(
+    (Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT, Op.ADMIT_LOOKED_UP)
+)
 
 _WITHOUT_POOL = bytes(byte & OP_MASK for byte in range(256))
 

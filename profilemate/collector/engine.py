@@ -19,7 +19,7 @@ from profilemate.collector.requests import Finish, Request, parse_request, prefi
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
-from profilemate.events import Op
+from profilemate.events import REASONS, Op
 
 _ONCE_SHIFT = 32
 
@@ -32,6 +32,7 @@ _REQUEST, _MOVE, _LOOKUP = int(Op.REQUEST), int(Op.MOVE), int(Op.LOOKUP)
 _ALLOCATE, _REUSE, _FREE = int(Op.ALLOCATE), int(Op.REUSE), int(Op.FREE)
 _STEP, _REPEAT = int(Op.STEP), int(Op.REPEAT)
 _ASSIGN, _TABLE, _ADMIT = int(Op.ASSIGN), int(Op.TABLE), int(Op.ADMIT)
+_ADMIT_LOOKED_UP = int(Op.ADMIT_LOOKED_UP)
 
 
 class Engine:
@@ -97,6 +98,8 @@ class Engine:
             self._update_tables(episode)
         if _ALLOCATE in ops:
             self._owners = self._find_owners(episode)
+        if _ADMIT_LOOKED_UP in ops:
+            self._own_after_lookups(episode)
         for op, event in zip(ops, events, strict=True):
             _HANDLERS[op](self, *event)
         if self._finished:
@@ -142,6 +145,26 @@ class Engine:
                     own = [block for block in ids if block not in taken_up] if taken_up else ids
                     claims[pool].update(dict.fromkeys(own, owner))
         return owners
+
+    def _own_after_lookups(self, episode: Episode) -> None:
+        """Blocks that nobody claims are those of the request that was looked up before."""
+        admitted = {number: count for number, _, count in _told(episode, _ADMIT_LOOKED_UP)}
+        tables: dict[int, list[int]] = {number: [] for number in admitted}
+        number, left = -1, len(self._owners)
+        for op, event in zip(episode.ops, episode.events, strict=True):
+            if op == _LOOKUP:
+                number = event[1]
+                tables[number] = []
+            elif op == _REUSE and number in admitted:
+                tables[number] += event[2]
+            elif op == _ALLOCATE:
+                left -= 1
+                if number in admitted and NOBODY in self._owners[left]:
+                    self._owners[left] = [(number, 0)] * len(event[2])
+                    tables[number] += event[2]
+        for number, count in admitted.items():
+            self._requests[number].tables = {0: tables[number]}
+            self.mismatches += len(tables[number]) != count
 
     def _pool_of(self, group: int) -> int:
         return self._group_pools[group] if group < len(self._group_pools) else 0
@@ -283,12 +306,12 @@ class Engine:
         output: int,
         computed: int,
         contents: list[str],
-        reason: bytes,
+        reason: int,
     ) -> None:
         request = self._requests[number]
         # vLLM counts from 0 again after a preemption.
         computed = max(computed, request.preempted_tokens)
-        finish = Finish(reason.decode(), prompt, output, computed, time)
+        finish = Finish(REASONS[reason], prompt, output, computed, time)
         arrived_with, request.prompt_tokens = request.prompt_tokens, prompt
         self._lookups.ended(request)
         self._steps.finished += 1
@@ -321,7 +344,7 @@ class Engine:
                 return cell
         return ""
 
-    def _admit(self, number: int, computed: int, _: list[list[int]]) -> None:
+    def _admit(self, number: int, computed: int, _: object) -> None:
         request = self._requests[number]
         self._lookups.admitted(request, computed)
         self._admitted.append(request)
@@ -486,6 +509,7 @@ _HANDLERS: dict[int, Callable[..., None]] = {
     Op.PARK: Engine._park,
     Op.PARK_ALL: Engine._park_all,
     Op.ADMIT: Engine._admit,
+    Op.ADMIT_LOOKED_UP: Engine._admit,
     Op.STEP: Engine._step_ended,
     Op.UPDATE: Engine._updated,
     Op.REPEAT: Engine._repeated,

@@ -59,6 +59,7 @@ def _watch_lookup(
     if original is None:
         return
     now, log, index = time.monotonic_ns, recorder.log, requests.index
+    looked_up = requests.looked_up
 
     def lookup(request: Any) -> Any:
         nesting.depth += 1
@@ -75,6 +76,7 @@ def _watch_lookup(
                 log.ops.append(Op.LOOKUP)
                 log.times.append(now())
                 log.numbers.extend((number, request.num_tokens, found[1], skipped))
+                looked_up.add(number)
         except Exception as error:
             recorder.fail(name, error)
         return found

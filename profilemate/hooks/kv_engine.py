@@ -65,7 +65,7 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         hashes_on_finish=not facts.is_plain(scheduler),
         told_by_content=facts.told_by_content(scheduler, pools),
     )
-    recorded_steps = steps.Steps(scheduler, pools, recorder, requests)
+    recorded_steps = steps.Steps(scheduler, pools, recorder, requests, tabled=tabled)
     context = block_pool.FreeContext()
     try:
         for number, pool in enumerate(pools):

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from profilemate.events import PREFIX_BYTES, Op, prefix_lengths
+from profilemate.events import PREFIX_BYTES, REASONS, Op, prefix_lengths
 from profilemate.recorder import Recorder
 
 
@@ -20,7 +20,8 @@ class Requests:
     ``hashes_on_finish``: a request's block table does not tell its contents, so they are told
     when it ends. ``told_by_content``: prefixes that end at a multiple of this many tokens are
     told by the contents of blocks and need no id of their own; 0: none are. ``running`` is
-    the status of a request that runs.
+    the status of a request that runs. ``looked_up`` are the numbers of those that were looked up
+    in this step.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class Requests:
         self.hashes_on_finish = hashes_on_finish
         self._told_by_content = told_by_content
         self._next = 0
-        self._reasons: dict[int, bytes] = {}
+        self.looked_up: set[int] = set()
+        self._reasons: dict[int, int] = {}
         statuses = sys.modules["vllm.v1.request"].RequestStatus
         self.running = int(statuses.RUNNING)
         self._preempted = int(statuses.PREEMPTED)
@@ -54,8 +56,10 @@ class Requests:
     def finish(self, request: Any, now: int) -> None:
         """Say how the request ended. It keeps its number until its blocks are given up."""
         number, log = self.number(request, now), self._log
-        reason = self._reasons.get(request.status) or self._reason(request)
-        told = self.hashes_on_finish or reason == b"abort"
+        reason = self._reasons.get(request.status)
+        if reason is None:
+            reason = self._reasons[request.status] = _reason(request)
+        told = self.hashes_on_finish or reason == _ABORT
         hashes = request.block_hashes if told else ()
         log.ops.append(Op.FINISH)
         log.times.append(now)
@@ -66,15 +70,10 @@ class Requests:
                 request.num_output_tokens,
                 request.num_computed_tokens,
                 len(hashes),
-                len(reason),
+                reason,
             )
         )
         log.hashes.extend(hashes)
-        log.blobs.append(reason)
-
-    def _reason(self, request: Any) -> bytes:
-        reason = self._reasons[request.status] = str(request.get_finished_reason()).encode()
-        return reason
 
     def leaving(self, request: Any, now: int) -> int:
         """The number of a request that gives up its blocks; one that has ended is forgotten."""
@@ -84,6 +83,14 @@ class Requests:
             if number is not None:
                 return number
         return self.number(request, now)
+
+
+_ABORT = REASONS.index("abort")
+
+
+def _reason(request: Any) -> int:
+    name = str(request.get_finished_reason())
+    return REASONS.index(name if name in REASONS else "other")
 
 
 def _description(request: Any, key: bytes) -> list[Any]:

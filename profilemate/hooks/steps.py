@@ -24,7 +24,13 @@ class Steps:
     """Writes one scheduler's step events. Holds the scheduler and its pools weakly."""
 
     def __init__(
-        self, scheduler: Any, pools: list[Any], recorder: Recorder, requests: Requests
+        self,
+        scheduler: Any,
+        pools: list[Any],
+        recorder: Recorder,
+        requests: Requests,
+        *,
+        tabled: bool,
     ) -> None:
         self._scheduler = reference(scheduler)
         self._counts = own_method(scheduler, "get_request_counts") or _request_counts
@@ -32,6 +38,7 @@ class Steps:
         self._recorder = recorder
         self._log = recorder.log
         self._requests = requests
+        self._tabled = tabled
         self._no_blocks = [()] * len(scheduler.kv_cache_config.kv_cache_groups)
         self._prefills: dict[str, int] = {}
         self._awaiting: list[Awaited] = []
@@ -64,6 +71,7 @@ class Steps:
                 return
         self._idle_signature = signature
         prefill_tokens = self._assign(output)
+        self._requests.looked_up.clear()
         log.ops.append(Op.STEP)
         log.times.extend((began, ended))
         log.numbers.extend(
@@ -160,9 +168,13 @@ class Steps:
     def _admit(self, request_id: str, computed: int, groups: Any, scheduled: dict[str, int]) -> int:
         """Tell that a request runs from now on; returns the tokens of its prompt in this step."""
         log, number = self._log, self._requests.index[request_id]
-        log.ops.append(Op.ADMIT)
-        log.numbers.extend((number, computed))
-        log.ids.extend(groups or self._no_blocks)
+        if groups and self._tabled and number in self._requests.looked_up:
+            log.ops.append(Op.ADMIT_LOOKED_UP)
+            log.numbers.extend((number, computed, len(groups[0])))
+        else:
+            log.ops.append(Op.ADMIT)
+            log.numbers.extend((number, computed))
+            log.ids.extend(groups or self._no_blocks)
         request = self._scheduler().requests[request_id]
         if not request.num_output_tokens and request.sampling_params is not None:
             self._awaiting.append((number, request))

@@ -35,14 +35,14 @@ def two_episodes() -> Columns:
         *(7, 1, 32, 16),  # CACHE_LIST
         *(2, 7, 8),  # ASSIGN
         *(2, 0, 40, 32, 2, 90, 91),  # STEP
-        *(7, 32, 4, 35, 1, 4),  # FINISH
+        *(7, 32, 4, 35, 1, 0),  # FINISH
         *(8,),  # FREE
         *(8,),  # PARK
     ]
     log.blocks += [blocks(70_000, 5), blocks(70_000, 5), blocks(5), blocks(), blocks(6)]
     log.ids += [[1], [70_000], [2, 3], [5]]
     log.hashes += HASHES
-    log.blobs += [b"abc", b"stop"]
+    log.blobs += [b"abc"]
     return log
 
 
@@ -56,7 +56,7 @@ def test_frame_comes_apart() -> None:
         ([7, 8], [[1], [70_000], [2, 3], [5]]),
         (at[4], at[5], [2, 0, 40, 32, 2, 90, 91]),
     ]
-    after = [(at[6], 7, 32, 4, 35, [third], b"stop"), (at[7], 1, 8, [5], []), (8, [6])]
+    after = [(at[6], 7, 32, 4, 35, [third], 0), (at[7], 1, 8, [5], []), (8, [6])]
     assert episodes(two_episodes().pack(EARLIER), SHAPE, IDS) == [
         Episode(
             at[5],

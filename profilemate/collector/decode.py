@@ -157,9 +157,7 @@ _READERS: dict[int, Callable[[_Frame, int], Event]] = {
 it (with both, a step), and what has a pool follows with that."""
 
 _STEP, _UPDATE = int(Op.STEP), int(Op.UPDATE)
-_UNTIMED = frozenset(
-    (Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT, Op.ADMIT_LOOKED_UP)
-)
+_UNTIMED = frozenset((Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT, Op.ADMIT_LOOKED_UP))
 
 _WITHOUT_POOL = bytes(byte & OP_MASK for byte in range(256))
 

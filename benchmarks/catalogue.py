@@ -30,7 +30,13 @@ LOOP = "scheduler_loop"
 CATALOGUE = (
     Entry("loop", "scheduler loop, 128 running", LOOP, minutes=4),
     Entry("loop-1024", "scheduler loop, 1,024 running", LOOP, ("--running=1024", "--runs=4"), 4),
-    Entry("loop-100k", "scheduler loop, 100,000-token prompts", LOOP, ("--prompt=100000", "--runs=4"), 4),
+    Entry(
+        "loop-100k",
+        "scheduler loop, 100,000-token prompts",
+        LOOP,
+        ("--prompt=100000", "--runs=4"),
+        4,
+    ),
     Entry("graph", "CUDA graph replay", "graph_replay", minutes=0),
     Entry("start", "interpreter start without vLLM", "start_up"),
     Entry("delay", "event to CSV row", "row_delay", minutes=2),

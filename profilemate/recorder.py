@@ -2,10 +2,9 @@
 """The hot path: what hooks append to, and how it gets into the journal.
 
 A hook appends to the columns of ``log`` directly, and the hook that ends a step says so by
-``step_ended``. A frame is packed and written then, but not more often than every ``FLUSH_NS``,
-nor for more than one part in ``FLUSH_SHARE`` of the time: in the middle of a scheduler's loop a
-write costs many times what it costs alone, since its code and data have left the processor's
-caches by then.
+``step_ended``. A frame is packed and written then, but not more often than every ``FLUSH_NS``:
+in the middle of a scheduler's loop a write costs many times what it costs alone, since its code
+and tables have left the processor's caches by then.
 """
 
 from __future__ import annotations
@@ -27,13 +26,6 @@ from profilemate.messages import say
 
 FLUSH_NS = 10_000_000
 """A step that ends sooner after the last write leaves its events for a later one to write."""
-
-FLUSH_SHARE = 200
-"""Packing and writing may take one part in so many of the time: after one that took longer the
-next one waits longer, too."""
-
-MAX_FLUSH_NS = 100_000_000
-"""No event waits longer than this for the end of a step to write it."""
 
 RETRY_NS = 5_000_000_000
 """How often a recorder that lost its disk tries to say how much it has dropped."""
@@ -103,7 +95,6 @@ class Recorder:
         if self._stopped:
             self._drop()
             return
-        began = time.monotonic_ns()
         if self.repeats:
             log.ops.insert(0, Op.REPEAT)
             log.numbers.insert(0, self.repeats)
@@ -121,8 +112,7 @@ class Recorder:
             self._tell_loss(Kind.STATUS)
         self.flushes += 1
         self._written_ns = last
-        wait = FLUSH_SHARE * (time.monotonic_ns() - began)
-        self._next_flush_ns = last + min(max(wait, FLUSH_NS), MAX_FLUSH_NS)
+        self._next_flush_ns = last + FLUSH_NS
 
     def status(self, **changes: Any) -> None:
         """Write what changed about this producer."""

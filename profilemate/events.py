@@ -9,7 +9,7 @@ op below, its times, numbers, lists of block ids, hashes and blobs in the column
 ``times``    nanoseconds of the monotonic clock
 ``numbers``  integers
 ``lists``    lists of block ids: first those of all events whose ids came from blocks, then those
-             of all events whose ids vLLM had listed already (``LISTED``)
+             of EVICT, ASSIGN, TABLE and ADMIT, whose ids vLLM had listed already
 ``hashes``   ``HASH_BYTES`` bytes each: the first bytes of vLLM's own block hashes
 ``blobs``    bytes, whose length is one of the event's numbers
 """
@@ -87,9 +87,6 @@ class Op(IntEnum):
     FIRST_TOKEN = 23
     """The first output tokens of n requests arrived: n, n requests. 1 time."""
 
-
-LISTED = frozenset((Op.EVICT, Op.ASSIGN, Op.TABLE, Op.ADMIT))
-"""Ops whose ids are not taken from blocks; their lists stand behind those of all others."""
 
 REASONS = ("stop", "length", "abort", "error", "repetition", "other")
 """Why a request ended, in vLLM's words; a reason that is not here is the last."""

@@ -131,6 +131,7 @@ class Steps:
     def _repeat(self, ended: int) -> None:
         recorder = self._recorder
         recorder.log.clear()
+        self._requests.looked_up.clear()
         recorder.repeats += 1
         recorder.repeated_until_ns = ended
         if ended - self._repeat_told_ns > REPEAT_NS:

@@ -37,15 +37,20 @@ class Session:
     records) or ``cut off`` (ended, and what the journal still held could not be added).
     ``note``: one sentence on a session that is not complete, else None.
     ``metadata``: metadata.json as it is; empty where the file is missing.
+    ``begin_sec``: what came before this moment is left out, as warm-up; 0 leaves nothing out.
     """
 
     directory: Path
     metadata: Mapping[str, Any]
     state: State
     note: str | None = None
+    begin_sec: float = 0.0
 
-    def scan(self, table: str) -> pl.LazyFrame:
+    def scan(self, table: str, *, history: bool = False) -> pl.LazyFrame:
         """A table, lazily, in the file's order; a missing one is empty.
+
+        Rows from before ``begin_sec`` are left out unless ``history`` is asked for: what was in
+        the cache then explains what came after.
 
         Collect it through ``collect``, which turns what Polars says of a malformed file into
         one line that names the file and the line.
@@ -55,6 +60,15 @@ class Session:
 
         """
         known = TABLES[table]
+        whole = self._scan(known)
+        if history or not self.begin_sec:
+            return whole
+        return whole.filter(self._in_window(known))
+
+    def _in_window(self, table: Table) -> pl.Expr:
+        return pl.col(table.time) * table.time_unit >= self.begin_sec
+
+    def _scan(self, known: Table) -> pl.LazyFrame:
         part = self._extent(known)
         columns = list(known.columns)
         if part.begin == part.end:
@@ -79,7 +93,13 @@ class Session:
 
         return register_io_source(read, schema=dict(known.columns))
 
-    def collect(self, table: str, query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
+    def collect(
+        self,
+        table: str,
+        query: Callable[[pl.LazyFrame], pl.LazyFrame],
+        *,
+        history: bool = False,
+    ) -> pl.DataFrame:
         """The result of a query over a table, computed by the streaming engine.
 
         A required column of the table that comes back with an empty value is taken for what it
@@ -91,11 +111,13 @@ class Session:
         """
         known = TABLES[table]
         with self._reading(known):
-            result = query(self.scan(table)).collect(engine="streaming")
+            result = query(self.scan(table, history=history)).collect(engine="streaming")
         self._check(known, result)
         return result
 
-    def batches(self, table: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    def batches(
+        self, table: str, columns: Sequence[str], *, history: bool = False
+    ) -> Iterator[pl.DataFrame]:
         """These columns of a table, in the file's order, some 100,000 rows at a time.
 
         Raises:
@@ -104,9 +126,11 @@ class Session:
         """
         known = TABLES[table]
         with self._reading(known):
-            for frame in frames(self._path(known), known, self._extent(known), columns):
+            every = history or not self.begin_sec
+            wanted = columns if every else list(dict.fromkeys([*columns, known.time]))
+            for frame in frames(self._path(known), known, self._extent(known), wanted):
                 self._check(known, frame)
-                yield frame
+                yield frame if every else frame.filter(self._in_window(known)).select(columns)
 
     @cached_property
     def end_sec(self) -> float:

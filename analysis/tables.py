@@ -24,6 +24,9 @@ class Table:
     file: str
     columns: Mapping[str, type[pl.DataType] | pl.DataType]
     required: tuple[str, ...]
+    time: str = "timestamp_sec"
+    time_unit: float = 1.0
+    """The column that says when, and how many seconds its unit is."""
 
     @property
     def is_csv(self) -> bool:
@@ -172,6 +175,8 @@ _ALL = (
             "priority": _NUMBER,
         },
         (),
+        time="timestamp",
+        time_unit=1e-3,
     ),
 )
 

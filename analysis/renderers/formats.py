@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures as people read them: the same words in every renderer."""
+
+from __future__ import annotations
+
+
+def percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f} %"
+
+
+def share(value: float | None) -> str:
+    return percent(None if value is None else 100 * value)
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    if value < 0.001:
+        return f"{value * 1e6:.0f} us"
+    if value < 1:
+        return f"{value * 1e3:.1f} ms"
+    if value < 1e5:
+        return f"{value:,.2f} s" if value < 1000 else f"{value:,.0f} s"
+    return f"{value / 3600:,.1f} h"
+
+
+def duration(value: float) -> str:
+    if value < 120:
+        return seconds(value)
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min {rest:02} s" if hours else f"{minutes} min {rest:02} s"
+
+
+def byte_size(size: int) -> str:
+    value = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pieces that the sections are laid out of: 80 columns, styled, ASCII."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+WIDTH = 80
+LABEL = 20
+
+Piece = tuple[str, str]
+"""Text and the name of its style; no style is the empty name."""
+Line = tuple[Piece, ...]
+
+
+def section(heading: str, lines: Iterable[Line]) -> Iterator[Line]:
+    yield ()
+    yield ((heading, "heading"),)
+    yield from lines
+
+
+def row(label: str, figure: str, more: str = "") -> Iterator[Line]:
+    """A label, a figure, and what there is to say of it, wrapped under the figure."""
+    words = f"{figure}  {more}" if more else figure
+    room = WIDTH - LABEL - 2
+    for number, line in enumerate(fill(words, room)):
+        strong = min(len(line), len(figure)) if number == 0 and more else 0
+        head = label_cell(label if number == 0 else "")
+        yield (head, (line[:strong], "figure"), (line[strong:], ""))
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Line]:
+    """Columns aligned to the right under their heads, the first one under the labels; large
+    figures take room from the labels' column."""
+    lines = [tuple(map(printable, cells)) for cells in (heads, *rows)]
+    widths = [2 + max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths[0] = max(widths[0] - 2, min(LABEL, WIDTH - 2 - sum(widths[1:])))
+    for number, (label, *cells) in enumerate(lines):
+        figures = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        yield (f"  {label:<{widths[0]}}", "label"), (figures, "figure" if number else "label")
+
+
+def note(text: str) -> Iterator[Line]:
+    for line in fill(text, WIDTH - 2):
+        yield ((f"  {line}", ""),)
+
+
+def wrapped(head: str, text: str, head_style: str, style: str) -> Iterator[Line]:
+    for number, line in enumerate(fill(text, WIDTH - len(head))):
+        start = head if number == 0 else " " * len(head)
+        yield ((start, head_style), (line, style))
+
+
+def fill(text: str, width: int) -> list[str]:
+    return textwrap.wrap(printable(text), width, break_on_hyphens=False) or [""]
+
+
+def label_cell(text: str) -> Piece:
+    return (f"  {text:<{LABEL}}", "label")
+
+
+def with_details(figure: str | None, details: Sequence[str | None]) -> str:
+    known = ", ".join(filter(None, details))
+    return " ".join(filter(None, [figure or "unknown", f"({known})" if known else ""]))
+
+
+def printable(text: str) -> str:
+    """The text without what could drive a terminal, whoever wrote it into the session."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

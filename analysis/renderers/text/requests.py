@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the requests fared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analysis.admission import Admission
+from analysis.renderers.text.layout import Line, note, row, with_details
+from analysis.requests import Requests
+from analysis.summary import Summary
+
+
+def lines(summary: Summary) -> Iterator[Line]:
+    requests, preemptions = summary.requests, summary.preemptions
+    yield from row("Ended", _ended(requests))
+    if requests.ended:
+        tokens = f"{requests.input_tokens:,} in, {requests.output_tokens:,} out"
+        yield from row("Tokens", tokens)
+    steps = f"in {preemptions.steps:,} steps"
+    if requests.preempted:
+        steps += (
+            f"; of {requests.preempted:,} of the ended requests, "
+            f"of one of them {requests.most_preemptions:,}"
+        )
+    yield from row("Preemptions", f"{preemptions.count:,}", steps)
+    if requests.aborted:
+        wasted = f"{requests.aborted_computed_tokens:,} tokens had been computed for them"
+        yield from row("Aborted", f"{requests.aborted:,}", wasted)
+    yield from _admission(summary.admission)
+
+
+def _ended(requests: Requests) -> str:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in requests.by_reason.items())
+    return with_details(f"{requests.ended:,}", [reasons])
+
+
+def _admission(admission: Admission) -> Iterator[Line]:
+    if admission.never_admitted:
+        of_all = f"of {admission.looked_up:,} that were looked up"
+        yield from row("Never admitted", f"{admission.never_admitted:,}", of_all)
+    if not admission.too_large:
+        return
+    yield from row("Can never run", f"{admission.too_large:,}")
+    for request in admission.largest:
+        yield from note(
+            f"{request.request_id} needs {request.needed_blocks:,} blocks for "
+            f"{request.tokens:,} tokens, {request.usable_blocks:,} are usable"
+        )
+    left = admission.too_large - len(admission.largest)
+    if left:
+        yield from note(f"and {left:,} more")

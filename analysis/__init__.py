@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers from the tables of a profilemate session.
+"""Answers from the tables of a profilemate session. ``docs/library.md`` shows how to ask.
 
 >>> import analysis
 >>> session = analysis.open_session()  # the newest one  # doctest: +SKIP
@@ -13,16 +13,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.errors import SessionError
+    from analysis import measures
+    from analysis.comparison import Comparison, compare
+    from analysis.errors import RuleError, SessionError
+    from analysis.gate import Checked, check
     from analysis.session import Session, open_session
     from analysis.summary import Summary, summarize
 
-__all__ = ["Session", "SessionError", "Summary", "open_session", "summarize"]
+__all__ = [
+    "Checked",
+    "Comparison",
+    "RuleError",
+    "Session",
+    "SessionError",
+    "Summary",
+    "check",
+    "compare",
+    "measures",
+    "open_session",
+    "summarize",
+]
 
 _HOMES = {
+    "Checked": "analysis.gate",
+    "Comparison": "analysis.comparison",
+    "RuleError": "analysis.errors",
     "Session": "analysis.session",
     "SessionError": "analysis.errors",
     "Summary": "analysis.summary",
+    "check": "analysis.gate",
+    "compare": "analysis.comparison",
     "open_session": "analysis.session",
     "summarize": "analysis.summary",
 }
@@ -30,6 +50,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use: ``python -m analysis`` must be able to say that Polars is missing."""
+    if name == "measures":
+        return import_module("analysis.measures")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

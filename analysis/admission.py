@@ -39,16 +39,30 @@ class TooLarge:
 
 
 @dataclass(frozen=True)
+class PreemptsItself:
+    """A request that found no room for its next chunk though it ran alone, so many ``times``: it
+    gave up its blocks, was admitted again, and came no further."""
+
+    request_id: str
+    engine: int
+    times: int
+
+
+@dataclass(frozen=True)
 class Admission:
     """``looked_up``: requests, by engine and id. ``never_admitted``: those of which no lookup led
-    to an allocation. ``too_large``: how many can never run, None where the session cannot tell;
-    ``largest``: the first of them, the largest first.
+    to an allocation, in the warm-up neither. ``too_large``: how many can never run, None where the
+    session cannot tell; ``largest``: the first of them, the largest first. ``self_preempted``: how
+    many preempted themselves, more than once while alone; ``circling``: the first of them, the
+    most often first.
     """
 
     looked_up: int
     never_admitted: int
     too_large: int | None
     largest: tuple[TooLarge, ...]
+    self_preempted: int
+    circling: tuple[PreemptsItself, ...]
 
 
 def measure(session: Session, facts: Facts, usage: Usage) -> Admission:
@@ -60,14 +74,20 @@ def measure(session: Session, facts: Facts, usage: Usage) -> Admission:
     """
     looked_up, never_admitted = session.collect(
         TABLE,
-        lambda table: _by_request(table).select(
+        lambda table: _by_request(table, session.begin_sec).select(
             pl.len(), never_admitted=(pl.col("admitted") == 0).sum()
         ),
+        history=True,
     ).row(0)
-    block_size = _block_size(facts, usage)
-    usable = _usable_blocks(facts, usage)
+    circling = _circling(session)
+    self_preempted = (
+        circling.height,
+        tuple(PreemptsItself(*row) for row in circling.head(SHOWN).iter_rows()),
+    )
+    block_size = block_size_of(facts, usage)
+    usable = usable_blocks(facts, usage)
     if block_size is None or not usable:
-        return Admission(looked_up, never_admitted, None, ())
+        return Admission(looked_up, never_admitted, None, (), *self_preempted)
     limits = pl.LazyFrame(
         {"engine": list(usable), "usable_blocks": list(usable.values())},
         schema={"engine": pl.Int64, "usable_blocks": pl.Int64},
@@ -76,26 +96,59 @@ def measure(session: Session, facts: Facts, usage: Usage) -> Admission:
     too_large = session.collect(
         TABLE,
         lambda table: (
-            _by_request(table)
+            _by_request(table, session.begin_sec)
             .join(limits, on="engine")
             .with_columns(needed_blocks=needed)
             .filter(pl.col("needed_blocks") > pl.col("usable_blocks"))
             .select("request_id", "engine", "tokens", "needed_blocks", "usable_blocks", "lookups")
         ),
+        history=True,
     ).sort("tokens", "request_id", descending=[True, False])
     largest = tuple(TooLarge(*row) for row in too_large.head(SHOWN).iter_rows())
-    return Admission(looked_up, never_admitted, too_large.height, largest)
+    return Admission(looked_up, never_admitted, too_large.height, largest, *self_preempted)
 
 
-def _by_request(table: pl.LazyFrame) -> pl.LazyFrame:
-    return table.group_by("engine", "request_id").agg(
-        pl.col("admitted").max().fill_null(0),
-        pl.col("lookups").sum(),
-        tokens=pl.col("query_tokens").max(),
+def _circling(session: Session) -> pl.DataFrame:
+    """Requests that preempted themselves while alone, and how often: in such a step one request
+    is preempted, none is left running, and nothing is scheduled."""
+    alone = (
+        (pl.col("preempted_reqs") == 1)
+        & (pl.col("running_reqs") == 0)
+        & (pl.col("scheduled_tokens") == 0)
+    )
+    steps = session.collect(
+        "scheduler_steps", lambda table: table.filter(alone).select("engine", "step")
+    )
+    if steps.is_empty():
+        return pl.DataFrame(schema={"request_id": pl.String, "engine": pl.Int64, "times": pl.Int64})
+    return session.collect(
+        "kv_cache_allocations",
+        lambda table: (
+            table.filter(pl.col("event") == "free")
+            .join(steps.lazy(), on=["engine", "step"], how="semi")
+            .group_by("request_id", "engine")
+            .agg(times=pl.col("step").n_unique().cast(pl.Int64))
+            .filter(pl.col("times") > 1)
+        ),
+    ).sort("times", "request_id", descending=[True, False])
+
+
+def _by_request(table: pl.LazyFrame, begin_sec: float) -> pl.LazyFrame:
+    """The requests that were looked up from ``begin_sec`` on, which may have been admitted
+    before: one that was preempted is looked up again."""
+    in_window = pl.col("timestamp_sec") >= begin_sec
+    return (
+        table.group_by("engine", "request_id")
+        .agg(
+            pl.col("admitted").max().fill_null(0),
+            pl.col("lookups").filter(in_window).sum(),
+            tokens=pl.col("query_tokens").max(),
+        )
+        .filter(pl.col("lookups") > 0)
     )
 
 
-def _block_size(facts: Facts, usage: Usage) -> int | None:
+def block_size_of(facts: Facts, usage: Usage) -> int | None:
     """Tokens a block holds, if every token of a request needs its place in one."""
     if len(facts.groups) != 1 or any(pool.pool for pool in usage.pools):
         return None
@@ -103,7 +156,7 @@ def _block_size(facts: Facts, usage: Usage) -> int | None:
     return group.block_size if group.kind in _NEEDS_ALL_BLOCKS else None
 
 
-def _usable_blocks(facts: Facts, usage: Usage) -> dict[int, int]:
+def usable_blocks(facts: Facts, usage: Usage) -> dict[int, int]:
     """Blocks that requests can hold, by engine; an engine without a usage row has none held
     yet, and the pool's size from the configuration, without its null block."""
     seen = {pool.engine: pool.end.total_blocks for pool in usage.pools if pool.engine is not None}

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was evicted, why, and was it a loss?"""
+"""What was evicted, how fast, why, and was it a loss?
+
+An eviction is *regretted* if its content was asked for again in the session: by a lookup that
+missed it because of this eviction, as ``analysis.misses`` finds. It was *no loss* if another
+block still held the same content. All others were *harmless* as far as the session tells:
+nothing that ended in it asked again.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +15,24 @@ from typing import Any
 
 import polars as pl
 
+from analysis.facts import Facts
+from analysis.lifetimes import Spread, spread
+from analysis.session import Session
+
 TABLE = "kv_cache_evictions"
-COLUMNS = ("reason", "origin", "reuse_count", "copies_left", "engine")
-_KEYS = ("engine", "reason", "origin")
+COLUMNS = (
+    "timestamp_sec",
+    "reason",
+    "origin",
+    "reuse_count",
+    "copies_left",
+    "evicting_request",
+    "engine",
+    "group",
+)
+_KEYS = ("engine", "group", "reason", "origin")
+_COUNTS = ("blocks", "never_reused", "copies_left")
+_BINS = 120
 
 
 @dataclass(frozen=True)
@@ -19,22 +40,85 @@ class Evicted:
     """Cached blocks that lost their content.
 
     ``never_reused``: no request ever found them (their reuse_count is 0). ``copies_left``: other
-    blocks still held the same content, so nothing was lost.
+    blocks still held the same content, so nothing was lost. ``tokens`` and ``never_reused_tokens``
+    are what the blocks have room for, None where a group's block size is not known.
     """
 
     blocks: int
     never_reused: int
     copies_left: int
+    tokens: int | None = None
+    never_reused_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Regret:
+    """The evictions whose content was asked for again.
+
+    ``blocks``: how many; ``share`` of all, from 0 to 1. ``requests``: that asked, and had to
+    compute ``recomputed_tokens`` because of it. ``after``: from the eviction until it was first
+    asked for.
+    """
+
+    blocks: int
+    share: float | None
+    requests: int
+    recomputed_tokens: int
+    after: Spread
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Evictions from ``begin_sec`` on, for the width of ``Rate``'s bins."""
+
+    begin_sec: float
+    blocks: int
+    regretted: int
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Evictions over time.
+
+    ``mean_per_sec``: over the session, warm-up left out. ``peak_per_sec``: in the whole second
+    with the most, which began at ``peak_sec``. ``intervals``: at most 120, each ``width_sec``
+    wide, 1, 2 or 5 times a power of ten; those without an eviction are left out.
+    """
+
+    mean_per_sec: float | None
+    peak_per_sec: int
+    peak_sec: float | None
+    width_sec: float
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Reused:
+    """``blocks`` that had been found from ``least`` to ``most`` times when they were evicted;
+    ``most`` is None in the last row."""
+
+    least: int
+    most: int | None
+    blocks: int
 
 
 @dataclass(frozen=True)
 class Evictions:
-    """All evictions, and the same by reason, by what the content was, and by engine."""
+    """All evictions, and the same by reason, by what the content was, by engine and by KV cache
+    group. ``regretted`` and ``harmless`` (blocks) leave copies out."""
 
     total: Evicted
     by_reason: Mapping[str, Evicted]
     by_origin: Mapping[str, Evicted]
     by_engine: Mapping[int, Evicted]
+    by_group: Mapping[int, Evicted]
+    reuse_counts: tuple[Reused, ...]
+    rate: Rate
+    regretted: Regret
+    harmless: int
+
+
+_REUSE_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass
@@ -42,35 +126,161 @@ class Counted:
     """The evictions seen so far, summed up."""
 
     sums: list[pl.DataFrame] = field(default_factory=list)
+    seconds: list[pl.DataFrame] = field(default_factory=list)
+    reuses: list[pl.DataFrame] = field(default_factory=list)
+    evictors: list[pl.DataFrame] = field(default_factory=list)
 
     def add(self, batch: pl.DataFrame) -> None:
-        self.sums.append(
-            batch.group_by(_KEYS).agg(
-                blocks=pl.len().cast(pl.Int64),
+        rows = batch.with_columns(pl.col("group").fill_null(0))
+        one = pl.len().cast(pl.Int64).alias("blocks")
+        self._keep(
+            self.sums,
+            rows.group_by(_KEYS).agg(
+                one,
                 never_reused=(pl.col("reuse_count") == 0).sum().cast(pl.Int64),
                 copies_left=(pl.col("copies_left") > 0).sum().cast(pl.Int64),
-            )
+            ),
         )
-        if len(self.sums) == 64:
-            self.sums = [_summed(pl.concat(self.sums), _KEYS)]
+        second = pl.col("timestamp_sec").floor().cast(pl.Int64).alias("second")
+        self._keep(self.seconds, rows.group_by(second).agg(one))
+        bound = pl.sum_horizontal(pl.col("reuse_count") >= least for least in _REUSE_BOUNDS)
+        self._keep(self.reuses, rows.group_by(bound.alias("bound")).agg(one))
+        self._keep(self.evictors, rows.group_by("engine", "evicting_request").agg(one))
 
-    def result(self) -> Evictions:
-        if not self.sums:
-            return Evictions(Evicted(0, 0, 0), {}, {}, {})
-        sums = pl.concat(self.sums)
-        total = sums.select("blocks", "never_reused", "copies_left").sum().row(0)
+    def by_evictor(self) -> pl.DataFrame:
+        """``blocks`` that each ``engine`` and ``evicting_request`` evicted."""
+        empty = pl.DataFrame(
+            schema={"engine": pl.Int64, "evicting_request": pl.String, "blocks": pl.Int64}
+        )
+        return _summed([empty, *self.evictors])
+
+    def result(self, session: Session, facts: Facts, missed: pl.DataFrame) -> Evictions:
+        """The answers; ``missed`` is what ``missed_for_capacity`` found."""
+        sums = _summed([_NOTHING, *self.sums]).with_columns(
+            pl.col("origin").fill_null("unknown"), tokens=_block_size(facts)
+        )
+        missed = missed.filter(pl.col("evicted_sec") >= session.begin_sec)
+        total = _evicted(sums)
+        regretted = _regret(missed, total.blocks)
         return Evictions(
-            total=Evicted(*total),
+            total=total,
             by_reason=_split(sums, "reason"),
-            by_origin=_split(sums.with_columns(pl.col("origin").fill_null("unknown")), "origin"),
+            by_origin=_split(sums, "origin"),
             by_engine=dict(sorted(_split(sums, "engine").items())),
+            by_group=dict(sorted(_split(sums, "group").items())),
+            reuse_counts=self._reuse_counts(),
+            rate=self._rate(missed, session.end_sec - session.begin_sec),
+            regretted=regretted,
+            harmless=total.blocks - total.copies_left - regretted.blocks,
+        )
+
+    def _keep(self, parts: list[pl.DataFrame], part: pl.DataFrame) -> None:
+        parts.append(part)
+        if len(parts) == 64:
+            parts[:] = [_summed(parts)]
+
+    def _reuse_counts(self) -> tuple[Reused, ...]:
+        if not self.reuses:
+            return ()
+        blocks = dict(_summed(self.reuses).select("bound", "blocks").iter_rows())
+        most = [*(least - 1 for least in _REUSE_BOUNDS[1:]), None]
+        counts = [
+            Reused(least, last, blocks.get(number, 0))
+            for number, (least, last) in enumerate(zip(_REUSE_BOUNDS, most, strict=True), 1)
+        ]
+        while counts and not counts[-1].blocks:
+            counts.pop()
+        return tuple(counts)
+
+    def _rate(self, missed: pl.DataFrame, observed: float) -> Rate:
+        seconds = _summed([_NO_SECONDS, *self.seconds]).sort("second")
+        total = int(seconds["blocks"].sum())
+        mean = total / observed if observed > 0 else None
+        if not total:
+            return Rate(mean, 0, None, 1.0, ())
+        peak = seconds.sort("blocks", "second", descending=[True, False]).row(0, named=True)
+        width = _width(int(seconds["second"][-1]) + 1 - int(seconds["second"][0]))
+        lost = missed.unique("eviction").select(
+            begin=pl.col("evicted_sec").floor().cast(pl.Int64) // width * width
+        )
+        intervals = (
+            seconds.group_by(begin=pl.col("second") // width * width)
+            .agg(pl.col("blocks").sum())
+            .join(lost.group_by("begin").agg(regretted=pl.len()), on="begin", how="left")
+            .with_columns(pl.col("begin").cast(pl.Float64), pl.col("regretted").fill_null(0))
+            .sort("begin")
+        )
+        return Rate(
+            mean_per_sec=mean,
+            peak_per_sec=peak["blocks"],
+            peak_sec=float(peak["second"]),
+            width_sec=float(width),
+            intervals=tuple(Interval(*row) for row in intervals.iter_rows()),
         )
 
 
-def _summed(sums: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
-    return sums.group_by(keys).agg(pl.col("blocks", "never_reused", "copies_left").sum())
+_NOTHING = pl.DataFrame(
+    schema={
+        "engine": pl.Int64,
+        "group": pl.Int64,
+        "reason": pl.String,
+        "origin": pl.String,
+        **dict.fromkeys(_COUNTS, pl.Int64),
+    }
+)
+_NO_SECONDS = pl.DataFrame(schema={"second": pl.Int64, "blocks": pl.Int64})
+
+
+def missed_for_capacity(classified: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
+    """The blocks that were missed because their content had been evicted.
+
+    Columns: those of ``analysis.misses.classify``, and of the lookup its ``request_id``,
+    ``engine`` and ``block_size``.
+    """
+    return classified.filter(pl.col("reason") == "capacity").join(
+        asked.select("lookup", "request_id", "engine", "block_size"), on="lookup"
+    )
+
+
+def _regret(missed: pl.DataFrame, blocks: int) -> Regret:
+    first = missed.group_by("eviction").agg(
+        after=pl.col("timestamp_sec").min() - pl.col("evicted_sec").first()
+    )
+    return Regret(
+        blocks=first.height,
+        share=first.height / blocks if blocks else None,
+        requests=missed["lookup"].n_unique(),
+        recomputed_tokens=int(missed["block_size"].sum()),
+        after=spread(first["after"]),
+    )
+
+
+def _block_size(facts: Facts) -> pl.Expr:
+    sizes = {number: group.block_size for number, group in enumerate(facts.groups)}
+    return pl.col("group").replace_strict(sizes, default=None, return_dtype=pl.Int64)
+
+
+def _summed(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    counts = [name for name in parts[0].columns if name in _COUNTS]
+    return pl.concat(parts).group_by(pl.exclude(counts)).agg(pl.col(counts).sum())
+
+
+def _evicted(sums: pl.DataFrame) -> Evicted:
+    blocks, never_reused, copies_left = sums.select(_COUNTS).sum().row(0)
+    if sums["tokens"].null_count():
+        return Evicted(blocks, never_reused, copies_left)
+    tokens = (int((sums[name] * sums["tokens"]).sum()) for name in ("blocks", "never_reused"))
+    return Evicted(blocks, never_reused, copies_left, *tokens)
 
 
 def _split(sums: pl.DataFrame, key: str) -> dict[Any, Evicted]:
-    rows = _summed(sums, (key,)).sort("blocks", key, descending=[True, False])
-    return {row[0]: Evicted(*row[1:]) for row in rows.iter_rows()}
+    parts = {name: _evicted(part) for (name,), part in sums.group_by(key)}
+    return dict(sorted(parts.items(), key=lambda part: (-part[1].blocks, part[0])))
+
+
+def _width(seconds: int) -> int:
+    """Whole seconds that a bin is wide: 1, 2 or 5 times a power of ten."""
+    width = 1
+    while (seconds + width - 1) // width + 1 > _BINS:
+        width = width * 5 // 2 if str(width)[0] == "2" else width * 2
+    return width

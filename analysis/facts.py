@@ -12,13 +12,50 @@ from typing import Any
 
 from analysis.session import Session
 
+FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
+"""Kinds of groups in which every token of a request needs its place in a block."""
+
 
 @dataclass(frozen=True)
 class Group:
-    """A KV cache group: ``kind`` is vLLM's name for how it caches, ``block_size`` in tokens."""
+    """A KV cache group: ``kind`` is vLLM's name for how it caches, ``block_size`` in tokens,
+    ``bytes_per_block`` on each GPU."""
 
     kind: str | None
     block_size: int | None
+    bytes_per_block: int | None = None
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """What the scheduler was told, by vLLM's names; None where a release has no such setting, or
+    the session does not tell.
+
+    ``max_num_active_seqs``: requests that may run. ``max_num_scheduled_tokens``: tokens that a
+    step may schedule. ``scheduler_reserve_full_isl``: a request is admitted only when its whole
+    prompt fits. ``watermark``: the share of the pool that an admission leaves free while others
+    run. ``connector``: the KV connector's name. ``drops_hit_unit``: speculation computes the last
+    block of every prefix hit anew. ``draft_slots``: slots of a step that each request takes for
+    drafts; ``lookahead_tokens``: slots that it holds ahead of its tokens.
+    """
+
+    max_num_seqs: int | None
+    max_num_active_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_num_scheduled_tokens: int | None
+    chunked_prefill: bool | None
+    long_prefill_token_threshold: int | None
+    scheduler_reserve_full_isl: bool | None
+    watermark: float | None
+    policy: str | None
+    async_scheduling: bool | None
+    max_loras: int | None
+    connector: str | None
+    speculative_method: str | None
+    speculative_tokens: int | None
+    drops_hit_unit: bool | None
+    draft_slots: int | None
+    lookahead_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -44,9 +81,23 @@ class Facts:
     tensor_parallel: int | None
     pipeline_parallel: int | None
     data_parallel: int | None
+    scheduler: Scheduler
     engines: tuple[int, ...]
     host: str | None
     versions: Mapping[str, str]
+
+    @property
+    def bytes_per_block(self) -> int | None:
+        """What a block of the pool takes on each GPU: it must do for every group."""
+        return max(
+            (group.bytes_per_block for group in self.groups if group.bytes_per_block), default=None
+        )
+
+    @property
+    def full_attention_group(self) -> int:
+        """The first group of full attention, which keeps every block; 0 if there is none."""
+        kinds = [group.kind for group in self.groups]
+        return next((index for index, kind in enumerate(kinds) if kind in FULL_ATTENTION), 0)
 
 
 @dataclass(frozen=True)
@@ -79,6 +130,7 @@ def read(session: Session) -> Facts:
         tensor_parallel=_whole(parallel.get("tensor")),
         pipeline_parallel=_whole(parallel.get("pipeline")),
         data_parallel=_whole(parallel.get("data")),
+        scheduler=_scheduler(_part(metadata, "scheduler")),
         engines=tuple(sorted(_engine_ranks(metadata))),
         host=_text(metadata.get("host")),
         versions={
@@ -135,12 +187,41 @@ def _process_warnings(process: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: {hook} failed ({reason}); what came after it is missing"
 
 
+def _scheduler(told: Mapping[str, Any]) -> Scheduler:
+    seqs, tokens = _whole(told.get("max_num_seqs")), _whole(told.get("max_num_batched_tokens"))
+    active = _whole(told.get("max_num_active_seqs"))
+    scheduled = _whole(told.get("max_num_scheduled_tokens"))
+    return Scheduler(
+        max_num_seqs=seqs,
+        max_num_active_seqs=seqs if active is None else active,
+        max_num_batched_tokens=tokens,
+        max_num_scheduled_tokens=tokens if scheduled is None else scheduled,
+        chunked_prefill=_flag(told.get("chunked_prefill")),
+        long_prefill_token_threshold=_whole(told.get("long_prefill_token_threshold")),
+        scheduler_reserve_full_isl=_flag(told.get("scheduler_reserve_full_isl")),
+        watermark=_number(told.get("watermark")),
+        policy=_text(told.get("policy")),
+        async_scheduling=_flag(told.get("async_scheduling")),
+        max_loras=_whole(told.get("max_loras")),
+        connector=_text(told.get("connector")),
+        speculative_method=_text(told.get("speculative_method")),
+        speculative_tokens=_whole(told.get("speculative_tokens")),
+        drops_hit_unit=_flag(told.get("drops_hit_unit")),
+        draft_slots=_whole(told.get("draft_slots")),
+        lookahead_tokens=_whole(told.get("lookahead_tokens")),
+    )
+
+
 def _groups(metadata: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[Group]:
     described = metadata.get("groups")
     if isinstance(described, Sequence) and not isinstance(described, str):
         for group in described:
             if isinstance(group, Mapping):
-                yield Group(_text(group.get("kind")), _whole(group.get("block_size")))
+                yield Group(
+                    _text(group.get("kind")),
+                    _whole(group.get("block_size")),
+                    _whole(group.get("bytes_per_block")),
+                )
         return
     sizes = cache.get("block_size")
     for size in sizes if isinstance(sizes, list) else [sizes]:

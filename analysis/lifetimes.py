@@ -7,38 +7,44 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from analysis.histograms import Bin, of_sorted
 from analysis.quantiles import of_sample
 
-COLUMNS = ("lifetime_sec", "idle_sec")
+COLUMNS = ("lifetime_sec", "idle_sec", "evictable_sec")
 
 
 @dataclass(frozen=True)
 class Spread:
     """A sample in seconds; every figure but ``count`` is None where it is empty.
 
-    Quantiles are those of ``analysis.quantiles.of_sample``.
+    Quantiles are those of ``analysis.quantiles.of_sample``, ``bins`` those of
+    ``analysis.histograms``.
     """
 
     count: int
     mean_sec: float | None
     p50_sec: float | None
+    p90_sec: float | None
     p95_sec: float | None
     p99_sec: float | None
     max_sec: float | None
+    bins: tuple[Bin, ...]
 
 
 @dataclass(frozen=True)
 class Lifetimes:
     """Of every evicted block: ``lifetime`` from allocation to eviction, ``idle`` from the last
-    allocation or reuse to eviction."""
+    allocation or reuse to eviction, ``evictable`` since its last holder let go (none where a
+    holder had not)."""
 
     lifetime: Spread
     idle: Spread
+    evictable: Spread
 
 
 @dataclass
 class Collected:
-    """The values of kv_cache_evictions.csv seen so far: 16 bytes an eviction, no more."""
+    """The values of kv_cache_evictions.csv seen so far: 24 bytes an eviction, no more."""
 
     parts: dict[str, list[pl.Series]] = field(
         default_factory=lambda: {column: [] for column in COLUMNS}
@@ -52,10 +58,14 @@ class Collected:
         return Lifetimes(*(self._spread(column) for column in COLUMNS))
 
     def _spread(self, column: str) -> Spread:
-        values = pl.concat([pl.Series(column, [], pl.Float64), *self.parts.pop(column)])
-        values = values.sort(in_place=True)
-        if values.is_empty():
-            return Spread(0, None, None, None, None, None)
-        mean = float(values.mean())
-        p50, p95, p99 = (of_sample(values, percent) for percent in (50, 95, 99))
-        return Spread(len(values), mean, p50, p95, p99, values[-1])
+        return spread(pl.concat([pl.Series(column, [], pl.Float64), *self.parts.pop(column)]))
+
+
+def spread(values: pl.Series) -> Spread:
+    """The spread of these values, which it may leave sorted."""
+    values = values.sort(in_place=True)
+    if values.is_empty():
+        return Spread(0, None, None, None, None, None, None, ())
+    mean = float(values.mean())  # type: ignore[arg-type]
+    p50, p90, p95, p99 = (of_sample(values, percent) for percent in (50, 90, 95, 99))
+    return Spread(len(values), mean, p50, p90, p95, p99, values[-1], of_sorted(values))

@@ -1,39 +1,379 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often was a running request thrown out to make room?
+"""How often was a running request thrown out to make room, and what did that cost?
 
-Which requests that were, as far as they have ended, is in ``analysis.requests``.
+A request that is preempted gives its blocks up and, when it is admitted again, computes what it
+no longer finds in the prefix cache. What it had computed is inferred: a request that was giving
+its answer had computed all its tokens but the newest; one that was still computing its prompt had
+computed its full blocks, and less than one block more, which is not counted. With asynchronous
+scheduling the tokens in flight may be counted, too. Exact are the times of the preemption and of
+the next admission, what was found then, and whose allocation took which of its blocks.
+
+For whom room was made is told by the order of a step's allocations: the next one after the
+victim's blocks were freed. Where none follows, the request that needed room was the victim itself:
+it was the last one to preempt, and its own blocks did not make room enough either. A prompt that
+is admitted by its first chunk and does not fit with its second is preempted like this again and
+again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import polars as pl
 
+from analysis.facts import Facts
+from analysis.prompts import Prompts
 from analysis.session import Session
+from analysis.tables import TABLES
 
 TABLE = "scheduler_steps"
+ALLOCATIONS = "kv_cache_allocations"
+EVICTION_COLUMNS = ("timestamp_sec", "owner_request", "evicting_request", "engine")
+
+SHOWN = 10
+"""How many preemptions are told one by one."""
+
+_NAME = ["engine", "request_id"]
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """A request was preempted at ``preempted_sec`` and admitted again at ``resumed_sec``.
+
+    ``computed_tokens``: what it had computed; ``found_tokens``: what it found of that when it was
+    back; ``recomputed_tokens``: the rest. ``lost_sec``: from the preemption until the step in which
+    it had its full blocks again, or until it was preempted once more.
+
+    ``made_room_for``: the request that got blocks next, the victim itself if ``by_itself``; None
+    where the cache was reset, or where the session does not tell. ``takers``: for whom its cached
+    contents were evicted while it waited, and how many blocks of them, the most first.
+    """
+
+    request_id: str
+    engine: int
+    preempted_sec: float
+    resumed_sec: float
+    computed_tokens: int
+    found_tokens: int
+    recomputed_tokens: int
+    lost_sec: float
+    made_room_for: str | None
+    by_itself: bool
+    takers: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class ByItself:
+    """A request that was preempted ``times`` for room that it needed itself."""
+
+    request_id: str
+    engine: int
+    times: int
 
 
 @dataclass(frozen=True)
 class Preemptions:
-    """``count``: preemptions in all ``steps`` of the scheduler, idle ones included."""
+    """``count``: preemptions in all ``steps`` of the scheduler, idle ones included.
+
+    ``resumed``: those after which the request was admitted again and has ended since: for these
+    the cost is told. ``recomputed_tokens``: computed again because of them; ``tax``: their share,
+    from 0 to 1, of the ``scheduled_tokens`` that were computed in all. ``lost_sec``: the sum over
+    the requests. ``costliest``: most recomputed tokens first. ``by_itself``: how many were for the
+    victim's own needs; ``livelocks``: the requests that this happened to, most often first.
+    """
 
     count: int
     steps: int
+    resumed: int
+    recomputed_tokens: int
+    scheduled_tokens: int
+    tax: float | None
+    lost_sec: float
+    costliest: tuple[Preemption, ...]
+    by_itself: int
+    livelocks: tuple[ByItself, ...]
 
 
-def measure(session: Session) -> Preemptions:
-    """Preemptions over all engines of the session.
+def victims(runs: pl.DataFrame, prompts: Prompts, begin_sec: float) -> pl.DataFrame:
+    """One row for each preemption from ``begin_sec`` on after which the request was admitted again.
+
+    Columns: ``engine``, ``request_id``, ``begin_sec`` (of its run), ``preempted_sec``,
+    ``resumed_sec``, ``until_sec`` (the end of the run that began then), ``run`` and ``next_run``
+    (their orders), ``had`` and ``found`` (tokens found at the beginning of both), ``asked`` (at the
+    second), ``block_size``.
+
+    Args:
+        runs: what ``analysis.runs.named`` found.
+        prompts: of the same session.
+        begin_sec: earlier ones are left out.
+
+    """
+    after = {
+        "next_run": "order",
+        "resumed_sec": "begin_sec",
+        "until_sec": "end_sec",
+        "next_kind": "kind",
+        "next_found": "found",
+        "next_asked": "asked",
+    }
+    following = runs.sort("order").with_columns(
+        block_size=pl.lit(prompts.asked["block_size"].max(), pl.Int64),
+        **{name: pl.col(column).shift(-1).over("request") for name, column in after.items()},
+    )
+    return (
+        # A request whose blocks were never filled is admitted again, too, and then not resumed.
+        following.filter(
+            pl.col("next_kind").is_in(["resumed", "skipped"]) & (pl.col("end_sec") >= begin_sec)
+        )
+        .drop_nulls("block_size")
+        .select(
+            "engine",
+            "request_id",
+            "begin_sec",
+            "resumed_sec",
+            "until_sec",
+            "next_run",
+            "block_size",
+            preempted_sec="end_sec",
+            run="order",
+            had="found",
+            found="next_found",
+            asked="next_asked",
+        )
+        .sort("preempted_sec", "run")
+    )
+
+
+@dataclass
+class Taken:
+    """Of the evictions seen so far: for whom the contents of preempted requests were evicted
+    while these waited."""
+
+    victims: pl.DataFrame
+    parts: list[pl.DataFrame] = field(default_factory=list)
+
+    def add(self, batch: pl.DataFrame) -> None:
+        if self.victims.is_empty():
+            return
+        waiting = self.victims.select(
+            "run", "resumed_sec", "preempted_sec", "engine", owner_request="request_id"
+        )
+        by = ["engine", "owner_request"]
+        self.parts.append(
+            batch.join(waiting.select(by).unique(), on=by, how="semi")
+            .sort("timestamp_sec")
+            .join_asof(
+                waiting.sort("preempted_sec"),
+                left_on="timestamp_sec",
+                right_on="preempted_sec",
+                by=by,
+                check_sortedness=False,
+            )
+            .filter(pl.col("timestamp_sec") <= pl.col("resumed_sec"))
+            .drop_nulls("evicting_request")
+            .group_by("run", "evicting_request")
+            .agg(pl.len().alias("blocks"))
+        )
+
+    def by_run(self, run: int) -> dict[str, int]:
+        """Blocks by the request that they were evicted for, the most first."""
+        if not self.parts:
+            return {}
+        rows = (
+            pl.concat(self.parts)
+            .filter(pl.col("run") == run)
+            .group_by("evicting_request")
+            .agg(pl.col("blocks").sum())
+            .sort("blocks", "evicting_request", descending=[True, False])
+        )
+        return dict(rows.iter_rows())
+
+
+def measure(session: Session, facts: Facts, preempted: pl.DataFrame, taken: Taken) -> Preemptions:
+    """The bill over all engines of the session.
+
+    Args:
+        session: the session.
+        facts: of the session.
+        preempted: what ``victims`` found.
+        taken: that has seen all evictions.
 
     Raises:
-        SessionError: the table cannot be read.
+        SessionError: a table cannot be read.
 
     """
     by_engine = session.collect(
         TABLE,
-        lambda table: table.group_by("engine").agg(pl.col("preempted_reqs", "repeats").sum()),
+        lambda table: table.group_by("engine").agg(
+            pl.col("preempted_reqs", "repeats", "scheduled_tokens").sum()
+        ),
     )
+    scheduled = int(by_engine["scheduled_tokens"].sum())
+    priced = bill(session, facts, preempted)
+    recomputed = int(priced["recomputed"].sum())
+    own = priced.filter("by_itself")
     return Preemptions(
-        count=int(by_engine["preempted_reqs"].sum()), steps=int(by_engine["repeats"].sum())
+        count=int(by_engine["preempted_reqs"].sum()),
+        steps=int(by_engine["repeats"].sum()),
+        resumed=priced.height,
+        recomputed_tokens=recomputed,
+        scheduled_tokens=scheduled,
+        tax=recomputed / scheduled if scheduled else None,
+        lost_sec=float(priced["lost_sec"].sum()),
+        costliest=tuple(
+            Preemption(
+                request_id=row["request_id"],
+                engine=row["engine"],
+                preempted_sec=row["preempted_sec"],
+                resumed_sec=row["resumed_sec"],
+                computed_tokens=row["computed"],
+                found_tokens=row["found"],
+                recomputed_tokens=row["recomputed"],
+                lost_sec=row["lost_sec"],
+                made_room_for=row["made_room_for"],
+                by_itself=row["by_itself"],
+                takers=taken.by_run(row["run"]),
+            )
+            for row in priced.sort("recomputed", "run", descending=[True, False])
+            .head(SHOWN)
+            .iter_rows(named=True)
+        ),
+        by_itself=own.height,
+        livelocks=tuple(
+            ByItself(**row)
+            for row in own.group_by(_NAME)
+            .agg(times=pl.len())
+            .sort("times", *_NAME, descending=[True, False, False])
+            .head(SHOWN)
+            .iter_rows(named=True)
+        ),
     )
+
+
+def bill(session: Session, facts: Facts, preempted: pl.DataFrame) -> pl.DataFrame:
+    """The victims with ``computed``, ``recomputed``, ``lost_sec``, ``made_room_for`` and
+    ``by_itself``."""
+    moves = _moves(session, facts, preempted)
+    freed = (
+        moves.filter(pl.col("event") == "free")
+        .join(preempted, on="run")
+        .filter(pl.col("timestamp_sec") == pl.col("preempted_sec"))
+        .group_by("run")
+        .agg(pl.col("row", "step").last())
+    )
+    cached = moves.filter(pl.col("event") == "cache")
+    # What was scheduled in the step that preempted it was not computed any more.
+    kept = (
+        cached.join(freed.select("run", last="step"), on="run")
+        .filter(pl.col("step") < pl.col("last"))
+        .group_by("run")
+        .agg(cached=pl.col("num_blocks").sum())
+    )
+    size, every = pl.col("block_size"), pl.col("asked") - 1
+    full = pl.col("had") // size + pl.col("cached").fill_null(0)
+    priced = (
+        preempted.join(freed, on="run", how="left")
+        .join(kept, on="run", how="left")
+        .with_columns(computed=pl.when(full >= every // size).then(every).otherwise(full * size))
+        .with_columns(recomputed=(pl.col("computed") - pl.col("found")).clip(0))
+    )
+    wanted = (pl.col("computed") // size - pl.col("found") // size).alias("wanted")
+    back = (
+        cached.with_columns(so_far=pl.col("num_blocks").cum_sum().over("run"))
+        .join(priced.select(wanted, run="next_run"), on="run")
+        .filter(pl.col("so_far") >= pl.col("wanted"))
+        .group_by(next_run="run")
+        .agg(back_sec=pl.col("timestamp_sec").min())
+    )
+    end = pl.when(wanted <= 0).then("resumed_sec").otherwise(pl.coalesce("back_sec", "until_sec"))
+    return (
+        _with_cause(session, priced)
+        .join(back, on="next_run", how="left")
+        .with_columns(lost_sec=end - pl.col("preempted_sec"))
+        .sort("run")
+    )
+
+
+def _moves(session: Session, facts: Facts, preempted: pl.DataFrame) -> pl.DataFrame:
+    """The ``free`` and ``cache`` rows of the victims in the full-attention group, by row, each
+    with the ``run`` that it belongs to."""
+    names = preempted.select(_NAME).unique()
+    group = pl.col("group").fill_null(0) == facts.full_attention_group
+    rows = _rows(
+        session,
+        lambda table: table.filter(pl.col("event").is_in(["free", "cache"]) & group).join(
+            names.lazy(), on=_NAME, how="semi"
+        ),
+        preempted,
+    )
+    starts = pl.concat(
+        [
+            preempted.select(*_NAME, "run", "begin_sec"),
+            preempted.select(*_NAME, run="next_run", begin_sec="resumed_sec"),
+        ]
+    )
+    return (
+        rows.sort("timestamp_sec", "row")
+        .join_asof(
+            starts.unique("run").sort("begin_sec"),
+            left_on="timestamp_sec",
+            right_on="begin_sec",
+            by=_NAME,
+            check_sortedness=False,
+        )
+        .select("row", "timestamp_sec", "event", "num_blocks", "step", "run")
+        .drop_nulls("run")
+        .sort("row")
+    )
+
+
+def _with_cause(session: Session, priced: pl.DataFrame) -> pl.DataFrame:
+    """What came next in the step of each preemption, after its blocks were freed."""
+    # Freed in a step that preempted nobody: the blocks were parked, so this is no such step.
+    steps = session.collect(
+        TABLE,
+        lambda table: table.filter(pl.col("preempted_reqs") > 0).select("engine", "step"),
+        history=True,
+    )
+    told = priced.drop_nulls("row").join(steps, on=["engine", "step"], how="semi").sort("row")
+    after = _rows(
+        session,
+        lambda table: table.filter(
+            pl.col("event").is_in(["allocate", "reset", "reset_refused"])
+        ).join(told.lazy().select("engine", "step").unique(), on=["engine", "step"], how="semi"),
+        told,
+    )
+    causes = told.select("run", "row", "request_id", "engine", "step").join_asof(
+        after.select("row", "engine", "step", "event", next_id="request_id").sort("row"),
+        on="row",
+        by=["engine", "step"],
+        strategy="forward",
+        check_sortedness=False,
+    )
+    by_itself = pl.col("event").is_null()
+    return priced.join(
+        causes.select(
+            "run",
+            by_itself=by_itself,
+            made_room_for=pl.when(by_itself).then("request_id").otherwise("next_id"),
+        ),
+        on="run",
+        how="left",
+    ).with_columns(pl.col("by_itself").fill_null(value=False))
+
+
+def _rows(
+    session: Session, query: Callable[[pl.LazyFrame], pl.LazyFrame], wanted: pl.DataFrame
+) -> pl.DataFrame:
+    """These rows of kv_cache_allocations.csv, with their number ``row``; the table is not read
+    where nothing is wanted."""
+
+    def numbered(table: pl.LazyFrame) -> pl.LazyFrame:
+        return query(table.with_row_index("row")).select(
+            "row", "timestamp_sec", "event", "num_blocks", "request_id", "engine", "step"
+        )
+
+    if wanted.is_empty():
+        return numbered(pl.LazyFrame(schema=TABLES[ALLOCATIONS].columns)).collect()
+    return session.collect(ALLOCATIONS, numbered, history=True)

@@ -18,10 +18,8 @@ from typing import Any
 
 import polars as pl
 
+from analysis import lookups
 from analysis.session import Session
-from analysis.tables import TABLES
-
-TABLE = "prefix_cache_lookups"
 
 EVERY_LOOKUP = "every lookup"
 NOT_RESUMED = "every lookup of requests that were never preempted"
@@ -33,11 +31,6 @@ _RULES = (
     ((0, 27, 0), ADMITTED),
 )
 """What vLLM counts, from which release on."""
-
-_FRESH = pl.col("kind").is_in(["first", "retry"])
-_RESUMED = pl.col("kind") == "resumed"
-_ADMITTED = pl.col("admitted") == 1
-_NAME = ["engine", "request_id"]
 
 
 @dataclass(frozen=True)
@@ -123,17 +116,17 @@ def measure(session: Session) -> PrefixCache:
         SessionError: the table cannot be read.
 
     """
-    sums = session.collect(TABLE, _sums)
-    admitted = sums.filter(_FRESH & _ADMITTED)
-    true = _true_rate(admitted, _superseded(session))
+    sums = session.collect(lookups.TABLE, _sums)
+    true = _true_rate(lookups.admitted(session))
     once = Lookups(true.requests, true.query_tokens, true.hit_tokens)
-    repeated = _lookups(sums.filter(_FRESH)) - once
-    resumed = _lookups(sums.filter(_RESUMED))
+    repeated = _lookups(sums.filter(lookups.FRESH)) - once
+    resumed = _lookups(sums.filter(pl.col("kind") == "resumed"))
+    admitted = _lookups(sums.filter(lookups.FRESH & (pl.col("admitted") == 1)))
     versions = session.metadata.get("versions")
     version = versions.get("vllm") if isinstance(versions, Mapping) else None
     return PrefixCache(
         true=true,
-        vllm=_vllm_rate(version, once, repeated, resumed, _lookups(admitted) - once),
+        vllm=_vllm_rate(version, once, repeated, resumed, admitted - once),
         repeated=repeated,
         resumed=resumed,
         skipped=_lookups(sums.filter(pl.col("kind") == "skipped")),
@@ -141,64 +134,27 @@ def measure(session: Session) -> PrefixCache:
 
 
 def _sums(table: pl.LazyFrame) -> pl.LazyFrame:
-    """By engine, kind and outcome: rows, what they say once, and times their lookups."""
-    once = ["query_tokens", "hit_tokens", "external_hit_tokens"]
-    return table.group_by("engine", "kind", "admitted").agg(
-        pl.len().cast(pl.Int64).alias("rows"),
+    """By kind and outcome: all lookups, and what each of them asked for and found."""
+    return table.group_by("kind", "admitted").agg(
         pl.col("lookups").sum(),
-        *(pl.col(column).sum() for column in once),
-        *((pl.col(column) > 0).sum().cast(pl.Int64).alias(f"{column}_rows") for column in once),
-        all_query_tokens=(pl.col("query_tokens") * pl.col("lookups")).sum(),
-        all_hit_tokens=(pl.col("hit_tokens") * pl.col("lookups")).sum(),
+        query_tokens=(pl.col("query_tokens") * pl.col("lookups")).sum(),
+        hit_tokens=(pl.col("hit_tokens") * pl.col("lookups")).sum(),
     )
 
 
-def _superseded(session: Session) -> pl.DataFrame:
-    """The sums of admitted rows that a later admitted retry of the same request replaces.
+def _true_rate(counted: pl.DataFrame) -> TrueRate:
+    def found(column: str) -> int:
+        return int((counted[column].fill_null(0) > 0).sum())
 
-    That takes a request whose blocks were handed out and then not filled (a failed KV transfer),
-    so there are hardly ever any; a client that uses a request id again is another request.
-    """
-    names = session.collect(
-        TABLE,
-        lambda table: (
-            table.filter(_FRESH & _ADMITTED)
-            .group_by(_NAME)
-            .agg(pl.len())
-            .filter(pl.col("len") > 1)
-            .select(_NAME)
-        ),
-    )
-    if names.is_empty():
-        return _sums(pl.LazyFrame(schema=TABLES[TABLE].columns)).collect()
-    rows = session.collect(
-        TABLE,
-        lambda table: (
-            table.with_row_index("row").filter(_FRESH).join(names.lazy(), on=_NAME, how="semi")
-        ),
-    ).sort("row")
-    life = [*_NAME, "life"]
-    replaced = (
-        rows.with_columns(life=(pl.col("kind") == "first").cum_sum().over(_NAME))
-        .filter(_ADMITTED)
-        .filter(pl.col("row") < pl.col("row").max().over(life))
-    )
-    return _sums(replaced.lazy()).collect()
-
-
-def _true_rate(admitted: pl.DataFrame, superseded: pl.DataFrame) -> TrueRate:
-    def counted(column: str) -> int:
-        return int(admitted[column].sum()) - int(superseded[column].sum())
-
-    requests, requests_hit = counted("rows"), counted("hit_tokens_rows")
-    query_tokens, hit_tokens = counted("query_tokens"), counted("hit_tokens")
+    requests, requests_hit = counted.height, found("hit_tokens")
+    query_tokens, hit_tokens = int(counted["query_tokens"].sum()), int(counted["hit_tokens"].sum())
     return TrueRate(
         requests=requests,
         requests_hit=requests_hit,
         query_tokens=query_tokens,
         hit_tokens=hit_tokens,
-        external_requests_hit=counted("external_hit_tokens_rows"),
-        external_hit_tokens=counted("external_hit_tokens"),
+        external_requests_hit=found("external_hit_tokens"),
+        external_hit_tokens=int(counted["external_hit_tokens"].sum()),
         token_rate=hit_tokens / query_tokens if query_tokens else None,
         request_rate=requests_hit / requests if requests else None,
     )
@@ -206,7 +162,7 @@ def _true_rate(admitted: pl.DataFrame, superseded: pl.DataFrame) -> TrueRate:
 
 def _lookups(sums: pl.DataFrame) -> Lookups:
     """Every lookup of these rows, repeated ones as often as they were made."""
-    row = sums.select("lookups", "all_query_tokens", "all_hit_tokens").sum().row(0)
+    row = sums.select("lookups", "query_tokens", "hit_tokens").sum().row(0)
     return Lookups(*row)
 
 

@@ -22,6 +22,10 @@ from analysis.tables import Table
 _CHUNK = 16 << 20
 _LINE = 1 << 16
 
+_CLIENT_TEXT = ("request_id", "lora")
+_CONTROL = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)]
+_ESCAPED = [f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in _CONTROL]
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -76,7 +80,14 @@ def frames(
             yield rows.select(columns).collect()
         elif lines.strip():
             wanted = {column: table.columns[column] for column in columns}
-            yield pl.read_ndjson(io.BytesIO(lines), schema=wanted)
+            frame = pl.read_ndjson(io.BytesIO(lines), schema=wanted)
+            yield frame.with_columns(_as_in_csv(name) for name in columns if name in _CLIENT_TEXT)
+
+
+def _as_in_csv(column: str) -> pl.Expr:
+    """Text that a client controls, as the CSV tables write it, so that names compare."""
+    text = pl.col(column).str.replace_many(_CONTROL, _ESCAPED)
+    return pl.when(text.str.contains("^[=+@-]")).then("'" + text).otherwise(text).alias(column)
 
 
 def csv_schema(table: Table, part: Extent) -> dict[str, type[pl.DataType] | pl.DataType]:

@@ -52,7 +52,7 @@ def measure(session: Session) -> Requests:
         )
         for batch in session.batches(TABLE, _COLUMNS)
     ]
-    if not sums:
+    if not any(map(len, sums)):
         return Requests(0, {}, 0, 0, 0, 0, 0, 0)
     reasons = (
         pl.concat(sums)

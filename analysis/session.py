@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -200,17 +200,54 @@ class Session:
         )
 
 
-def open_session(path: str | os.PathLike[str] | None = None, *, complete: bool = True) -> Session:
+def open_session(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    complete: bool = True,
+    after_sec: float = 0.0,
+    after_requests: int = 0,
+) -> Session:
     """Open a session: ``path`` as ``analysis.find.find_session`` takes it.
 
     A session whose processes have ended but whose tables are not complete is completed first,
     unless ``complete`` is false; where that cannot be done it is read as it is.
 
+    Warm-up is left out: the first ``after_sec`` seconds, and what came before the arrival of the
+    request that follows the first ``after_requests`` ones. Where both are given, the later counts.
+
     Raises:
-        SessionError: no session there, or its metadata cannot be read or is of another format.
+        SessionError: no session there, its metadata cannot be read or is of another format, or
+            nothing is left of it.
 
     """
-    directory = find_session(path)
+    session = _opened(find_session(path), complete=complete)
+    begin_sec = max(after_sec, _arrival(session, after_requests))
+    if begin_sec and begin_sec >= session.end_sec:
+        raise SessionError(
+            f"nothing is left of {session.directory}: it ends at {session.end_sec:.6g} s, and what "
+            f"came before {begin_sec:.6g} s is to be left out; leave out less"
+        )
+    return replace(session, begin_sec=begin_sec)
+
+
+def _arrival(session: Session, number: int) -> float:
+    """When the request arrived that ``number`` others came before, in seconds."""
+    if not number:
+        return 0.0
+    requests = TABLES["requests"]
+    arrivals = pl.Series([], dtype=pl.Float64)
+    for batch in session.batches(requests.name, [requests.time]):
+        arrivals.append(batch.to_series())
+    if number >= len(arrivals):
+        raise SessionError(
+            f"nothing is left of {session.directory}: of its requests {len(arrivals):,} have "
+            f"ended, and {number:,} are to be left out; leave out fewer"
+        )
+    arrival: float = arrivals.sort()[number] * requests.time_unit
+    return arrival
+
+
+def _opened(directory: Path, *, complete: bool) -> Session:
     # Looked for first: the journal goes only after the metadata says that the tables are complete.
     has_journal = (directory / JOURNAL).is_dir()
     metadata = _metadata(directory)

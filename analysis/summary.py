@@ -5,33 +5,62 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import polars as pl
+
 from analysis import (
     admission,
+    ages,
     allocations,
+    blame,
     evictions,
     facts,
+    families,
+    fragmentation,
+    groups,
+    holders,
     lifetimes,
+    miss_reasons,
+    misses,
     preemptions,
     prefix_cache,
+    prompts,
+    rent,
     requests,
+    runs,
+    scheduling,
+    sharing,
     usage,
+    uses,
+    waiting,
 )
 from analysis.admission import Admission
+from analysis.ages import Ages
 from analysis.allocations import Allocations
+from analysis.blame import Blame
 from analysis.evictions import Evictions
 from analysis.facts import Cost, Facts
+from analysis.families import Families
+from analysis.fragmentation import Fragmentation
+from analysis.groups import Contents
+from analysis.holders import Holders
 from analysis.lifetimes import Lifetimes
+from analysis.miss_reasons import MissReasons
 from analysis.preemptions import Preemptions
 from analysis.prefix_cache import PrefixCache
+from analysis.rent import Rent
 from analysis.requests import Requests
+from analysis.scheduling import Scheduling
 from analysis.session import Session, State
+from analysis.sharing import Sharing
 from analysis.usage import Usage
+from analysis.waiting import Waiting
 
 
 @dataclass(frozen=True)
 class About:
     """Which session, and how far it goes. ``duration_sec``: from its beginning to the last event
-    that is in its tables; ``note``: what is special about one that is not complete."""
+    that is in its tables; what came before ``begin_sec`` is left out of every figure but the
+    cost, as warm-up; ``note``: what is special about one that is not complete."""
 
     directory: str
     session_id: str
@@ -40,6 +69,7 @@ class About:
     started_at: str | None
     ended_at: str | None
     duration_sec: float
+    begin_sec: float
 
 
 @dataclass(frozen=True)
@@ -53,10 +83,21 @@ class Summary:
     allocations: Allocations
     lifetimes: Lifetimes
     evictions: Evictions
+    groups: tuple[Contents, ...]
+    ages: Ages
+    blame: Blame
+    sharing: Sharing
+    rent: Rent
     prefix_cache: PrefixCache
+    misses: MissReasons
+    families: Families
     requests: Requests
     preemptions: Preemptions
     admission: Admission
+    waiting: Waiting
+    scheduling: Scheduling
+    holders: Holders | None
+    fragmentation: Fragmentation | None
     cost: Cost
 
 
@@ -69,7 +110,28 @@ def summarize(session: Session) -> Summary:
     """
     known = facts.read(session)
     used = usage.measure(session)
-    lived, evicted = _evictions(session)
+    known_prompts = prompts.read(session)
+    missed = misses.missed(known_prompts)
+    lost = misses.Evicted(misses.wanted(missed))
+    known_runs = runs.named(session, known_prompts)
+    preempted = preemptions.victims(known_runs, known_prompts, session.begin_sec)
+    watched = _Watched(
+        lifetimes.Collected(),
+        evictions.Counted(),
+        preemptions.Taken(preempted),
+        rent.Kept(session.begin_sec),
+    )
+    _read_evictions(session, lost, watched)
+    missed = misses.classify(
+        missed,
+        known_prompts,
+        lost.result(),
+        group=known.full_attention_group,
+        drops_hit_block=bool(known.scheduler.drops_hit_unit),
+    )
+    for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
+    lived, counted = watched.lived.result(), watched.counted
+    used_again = uses.shared(known_prompts)
     return Summary(
         session=_about(session),
         warnings=facts.warnings(session),
@@ -77,22 +139,56 @@ def summarize(session: Session) -> Summary:
         usage=used,
         allocations=allocations.measure(session),
         lifetimes=lived,
-        evictions=evicted,
+        evictions=counted.result(session, known, for_capacity),
+        groups=groups.measure(session, known),
+        ages=ages.measure(used_again, lived),
+        blame=blame.measure(for_capacity, known_prompts, used_again, counted.by_evictor()),
+        sharing=sharing.measure(session, known_prompts, used_again, used),
+        rent=rent.measure(session, known, known_prompts, known_runs, used_again, watched.kept),
         prefix_cache=prefix_cache.measure(session),
+        misses=miss_reasons.measure(session, known_prompts, missed),
+        families=families.measure(session, known),
         requests=requests.measure(session),
-        preemptions=preemptions.measure(session),
+        preemptions=preemptions.measure(session, known, preempted, watched.taken),
         admission=admission.measure(session, known, used),
+        waiting=waiting.measure(session, known, used),
+        scheduling=scheduling.measure(session),
+        holders=holders.measure(session, known, used),
+        fragmentation=fragmentation.measure(session, known, used),
         cost=facts.cost(session),
     )
 
 
-def _evictions(session: Session) -> tuple[Lifetimes, Evictions]:
-    """Both answers that kv_cache_evictions.csv gives, in one pass: it is the largest table."""
-    lived, evicted = lifetimes.Collected(), evictions.Counted()
-    for batch in session.batches(evictions.TABLE, [*lifetimes.COLUMNS, *evictions.COLUMNS]):
-        lived.add(batch)
-        evicted.add(batch)
-    return lived.result(), evicted.result()
+@dataclass(frozen=True)
+class _Watched:
+    """What sees the evictions of the session, warm-up left out."""
+
+    lived: lifetimes.Collected
+    counted: evictions.Counted
+    taken: preemptions.Taken
+    kept: rent.Kept
+
+
+def _read_evictions(session: Session, lost: misses.Evicted, watched: _Watched) -> None:
+    """Go through kv_cache_evictions.csv once: it is the largest table.
+
+    What was lost during warm-up explains misses after it, so ``lost`` sees these rows, too.
+    """
+    collectors = (watched.lived, watched.counted, watched.taken, watched.kept)
+    columns = dict.fromkeys(
+        [
+            *lifetimes.COLUMNS,
+            *evictions.COLUMNS,
+            *misses.EVICTION_COLUMNS,
+            *preemptions.EVICTION_COLUMNS,
+            *rent.EVICTION_COLUMNS,
+        ]
+    )
+    for batch in session.batches(evictions.TABLE, list(columns), history=True):
+        lost.add(batch)
+        counted = batch.filter(pl.col("timestamp_sec") >= session.begin_sec)
+        for collector in collectors:
+            collector.add(counted)
 
 
 def _about(session: Session) -> About:
@@ -108,4 +204,5 @@ def _about(session: Session) -> About:
         started_at=text("started_at"),
         ended_at=text("ended_at"),
         duration_sec=session.end_sec,
+        begin_sec=session.begin_sec,
     )

@@ -3,8 +3,9 @@
 
 Every figure is weighted by time: a row of kv_cache_usage.csv holds until the next row of the same
 engine and pool, the last one until the session's end. Time before an engine's first row is not
-counted. Several engines or pools are also told together, as one distribution in which each one's
-every second counts the same.
+counted, nor is what is left out as warm-up; the state that held when that ended counts from then
+on. Several engines or pools are also told together, as one distribution in which each one's every
+second counts the same.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class PoolUsage:
     ``mean_pct``, ``p50_pct``, ``p95_pct``: in percent of the pool's blocks, None where no time
     passed; so are ``bands`` and ``held_share``, the share of the time in which any block was
     held, from 0 to 1. ``peak``: the first moment of the highest usage. ``end``: the state after
-    the last change, and its time.
+    the last change, and its time (where warm-up is left out, no time is before its end).
     """
 
     engine: int | None
@@ -101,30 +102,43 @@ def measure(session: Session) -> Usage:
     levels: list[pl.DataFrame] = []
     peaks: pl.DataFrame | None = None
     last: pl.DataFrame | None = None
-    for batch in session.batches(TABLE, [*_STATE, *_POOL]):
+    for batch in session.batches(TABLE, [*_STATE, *_POOL], history=True):
         rows = batch if last is None else pl.concat([last, batch])
-        levels.append(_time_at_levels(rows))
+        held = _held(rows, session.begin_sec)
+        levels.append(_time_at_levels(held))
         if len(levels) == 64:
             levels = [_merged(levels)]
-        peaks = _highest(batch if peaks is None else pl.concat([peaks, batch]))
+        peaks = _highest(held if peaks is None else pl.concat([peaks, held]))
         last = rows.group_by(_POOL, maintain_order=True).last().select(batch.columns)
     if last is None or peaks is None:
         return Usage(None, ())
     until_end = last.with_columns(timestamp_sec=pl.lit(session.end_sec))
-    levels.append(_time_at_levels(pl.concat([last, until_end])))
-    return _usage(_merged(levels), peaks, last)
+    held = _held(pl.concat([last, until_end]), session.begin_sec)
+    levels.append(_time_at_levels(held))
+    return _usage(_merged(levels), _highest(pl.concat([peaks, held])), held)
 
 
-def _time_at_levels(rows: pl.DataFrame) -> pl.DataFrame:
-    """How long, in microseconds, each pool was at each usage between these rows."""
-    micros = (pl.col("timestamp_sec") * 1e6).round().cast(pl.Int64)
-    held = micros.shift(-1).over(_POOL) - micros
+def _held(rows: pl.DataFrame, begin_sec: float) -> pl.DataFrame:
+    """The states that held at any moment from ``begin_sec`` on, and ``until`` when each did.
+
+    The last row of each pool only ends the one before it.
+    """
+    until = pl.col("timestamp_sec").shift(-1).over(_POOL)
     return (
-        rows.lazy()
-        .select(*_POOL, "usage_pct", held=pl.col("num_blocks") > 0, micros=held.clip(0))
-        .drop_nulls("micros")
-        .group_by(*_POOL, "usage_pct", "held")
-        .agg(pl.col("micros").sum())
+        rows.with_columns(until=until)
+        .filter((pl.col("timestamp_sec") >= begin_sec) | (pl.col("until") > begin_sec))
+        .drop_nulls("until")
+        .with_columns(pl.col("timestamp_sec").clip(begin_sec))
+    )
+
+
+def _time_at_levels(held: pl.DataFrame) -> pl.DataFrame:
+    """How long, in microseconds, each pool was at each usage."""
+    begin, until = ((pl.col(at) * 1e6).round().cast(pl.Int64) for at in ("timestamp_sec", "until"))
+    return (
+        held.lazy()
+        .group_by(*_POOL, "usage_pct", held=pl.col("num_blocks") > 0)
+        .agg(micros=(until - begin).clip(0).sum())
         .collect()
     )
 
@@ -139,8 +153,8 @@ def _highest(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(highest).unique(_POOL, keep="first", maintain_order=True)
 
 
-def _usage(levels: pl.DataFrame, peaks: pl.DataFrame, last: pl.DataFrame) -> Usage:
-    ends, highest, times = _by_pool(last), _by_pool(peaks), _by_pool(levels)
+def _usage(levels: pl.DataFrame, peaks: pl.DataFrame, ending: pl.DataFrame) -> Usage:
+    ends, highest, times = _by_pool(ending), _by_pool(peaks), _by_pool(levels)
     pools = tuple(
         _pool_usage(engine, pool, times[engine, pool], _state(highest[engine, pool]), _state(end))
         for (engine, pool), end in sorted(ends.items())

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: ``profilemate VERB``, and ``python -m analysis`` for the verb ``summary``.
 
-Nothing of this runs beside vLLM. What it needs is in the extra ``analysis``; where that is not
-installed, it says so in one line.
+Nothing of this runs beside vLLM. What it needs is in the extra ``analysis``, and what a page with
+charts needs is in ``report``; where that is not installed, it says so in one line.
 """
 
 from __future__ import annotations
 
 import sys
 
-_NEEDED = ("polars", "typer")
+_EXTRAS = {"polars": "analysis", "typer": "analysis", "plotly": "report"}
+"""Which extra has what may not be installed."""
 
 
 def main() -> None:
@@ -30,10 +31,11 @@ def run(verb: str | None, program: str) -> None:
 
         application(verb)(prog_name=program)
     except ModuleNotFoundError as error:
-        if error.name not in _NEEDED:
+        extra = _EXTRAS.get(error.name or "")
+        if extra is None:
             raise
         print(
-            f"profilemate: {error.name} is not installed: pip install 'profilemate[analysis]'",
+            f"profilemate: {error.name} is not installed: pip install 'profilemate[{extra}]'",
             file=sys.stderr,
         )
         sys.exit(2)

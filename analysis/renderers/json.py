@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary as JSON, for programs. ``docs/analyzer.md`` documents every key.
+"""What was found, as JSON for programs. ``docs/analyzer.md`` documents every key of a summary,
+``docs/compare-and-check.md`` those of a comparison and of a check.
 
 The keys are the names of the dataclasses' fields. A figure that is not known, or of which there
 is none, is null; there is no NaN and no infinity.
@@ -13,15 +14,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.comparison import Comparison
+from analysis.gate import Checked
 from analysis.summary import Summary
 
 VERSION = 1
 """Goes up when a key changes its meaning or goes away, not when one is added."""
 
 
-def render(summary: Summary) -> str:
-    """The summary as one JSON object, indented."""
-    content = {"summary_version": VERSION, **_plain(dataclasses.asdict(summary))}
+def render(found: Summary | Comparison | Checked) -> str:
+    """What was found as one JSON object, indented."""
+    kind = {Summary: "summary", Comparison: "comparison", Checked: "check"}[type(found)]
+    content = {f"{kind}_version": VERSION, **_plain(dataclasses.asdict(found))}
     return json.dumps(content, indent=2, allow_nan=False)
 
 

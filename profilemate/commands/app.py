@@ -3,15 +3,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
 
 from profilemate import __version__
+from profilemate.commands.check import check
+from profilemate.commands.compare import compare
 from profilemate.commands.finalize import finalize
+from profilemate.commands.report import report
 from profilemate.commands.summary import summary
 
-_VERBS = {"summary": summary, "finalize": finalize}
+_VERBS: Mapping[str, Callable[..., None]] = {
+    "summary": summary,
+    "report": report,
+    "compare": compare,
+    "check": check,
+    "finalize": finalize,
+}
 
 
 def application(verb: str | None) -> typer.Typer:

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 
 import typer
 
-from analysis.errors import SessionError
+from analysis.errors import RuleError, SessionError
 from profilemate.collector import CollectorError
 
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Turn what is wrong with a session into one line and the exit code 2."""
+    """Turn what is wrong with a session or a rule into one line and the exit code 2."""
     try:
         yield
-    except (SessionError, CollectorError) as error:
+    except (RuleError, SessionError, CollectorError) as error:
         print("profilemate:", " ".join(str(error).split()), file=sys.stderr)
         raise typer.Exit(2) from None

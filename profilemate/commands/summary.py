@@ -4,28 +4,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from profilemate.commands.options import After, AsJson, RequestsAfter, SessionArgument, opened
 from profilemate.commands.reporting import one_line
+from profilemate.commands.waiting import waiting
 
 
 def summary(
-    session: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="SESSION",
-            help="A session's folder, or a folder of sessions, of which the newest is taken. "
-            "Without it: the newest in $VLLM_PROFILING_DIR, or in vllm_profiling in the "
-            "system's temporary folder.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    session: SessionArgument = None,
+    after: After = 0.0,
+    requests_after: RequestsAfter = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Sum up a session.
 
@@ -38,29 +27,24 @@ def summary(
       profilemate summary             the newest session
       profilemate summary ~/runs      the newest session in this folder
       profilemate summary ~/runs/session_20260131_120000_4711_c0ffee
+      profilemate summary --after 30s
+                                      without the first half minute
       profilemate summary --json | jq .prefix_cache.true.token_rate
+
+    \b
+    Exit codes:
+      0   done
+      2   no such session, one that cannot be read, or a wrong option
     """
     with one_line():
-        from analysis import open_session, summarize
+        from analysis import summarize
         from analysis.renderers import json, text
 
-        with _waiting("reading the session"):
-            found = summarize(open_session(session))
+        with waiting("reading the session"):
+            found = summarize(opened(session, after, requests_after))
         # A name that the terminal's encoding cannot show must not end it.
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         if as_json:
             print(json.render(found))
         else:
             text.write(found, sys.stdout)
-
-
-@contextmanager
-def _waiting(what: str) -> Iterator[None]:
-    """A sign of life on a terminal's stderr; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(what):
-        yield

@@ -190,7 +190,30 @@ def _scheduling(scheduler: Any, config: Any) -> dict[str, Any]:
         "policy": _fact(lambda: str(settings.policy)),
         "watermark": _fact(lambda: float(settings.watermark)),
         "speculative_tokens": _fact(lambda: int(config.num_speculative_tokens)),
+        "max_num_scheduled_tokens": _fact(lambda: int(scheduler.max_num_scheduled_tokens)),
+        "max_num_active_seqs": _fact(lambda: int(scheduler.max_num_active_reqs)),
+        "scheduler_reserve_full_isl": _fact(lambda: bool(settings.scheduler_reserve_full_isl)),
+        "long_prefill_token_threshold": _fact(lambda: int(settings.long_prefill_token_threshold)),
+        "long_prefill_token_threshold_adaptive": _fact(
+            lambda: bool(settings.long_prefill_token_threshold_adaptive)
+        ),
+        "max_num_partial_prefills": _fact(lambda: int(settings.max_num_partial_prefills)),
+        "max_long_partial_prefills": _fact(lambda: int(settings.max_long_partial_prefills)),
+        "max_loras": _fact(lambda: int(config.lora_config.max_loras)),
+        "connector": _fact(lambda: config.kv_transfer_config.kv_connector),
+        "speculative_method": _fact(lambda: config.speculative_config.method),
+        "drops_hit_unit": _fact(lambda: _drops_hit_unit(config.speculative_config)),
+        "draft_slots": _fact(lambda: int(config.speculative_config.max_num_new_slots_for_drafting)),
+        "lookahead_tokens": _fact(lambda: int(scheduler.num_lookahead_tokens)),
     }
+
+
+def _drops_hit_unit(speculative: Any) -> bool:
+    """Whether the last block of every prefix hit is computed anew, for the drafts' sake."""
+    if speculative is None:
+        return False
+    rule = getattr(speculative, "use_eagle_block_drop", speculative.use_eagle)
+    return bool(rule())
 
 
 def _fact(read: Callable[[], Any]) -> Any:

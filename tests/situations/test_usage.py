@@ -6,8 +6,18 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import analysis
+from analysis import facts, holders, usage
+from analysis.holders import Holder, Holders, Suspect
 from tests.situations.bench import Bench
 from tests.support.scheduler import tokens
+
+
+def holders_of(folder: Path) -> Holders:
+    session = analysis.open_session(folder, complete=False)
+    found = holders.measure(session, facts.read(session), usage.measure(session))
+    assert found is not None
+    return found
 
 
 def test_usage_is_zero_and_the_cache_is_full(bench: Bench) -> None:
@@ -169,6 +179,11 @@ def test_a_leak_is_held_by_an_aborted_request_and_nothing_runs(
     assert leaked.moves(event="free") == [("free", 2, "later", 0)]
     gone = leaked.requests()["gone"]
     assert (gone["finish_reason"], gone["num_blocks"], gone["computed_tokens"]) == ("abort", 4, 64)
+    found = holders_of(leaked.folder)
+    assert (found.held_blocks, found.requests, found.leaked_blocks) == (4, 0, 4)
+    assert not found.at_least
+    # Nothing has run or waited since later ended, in the last step.
+    assert found.suspects == (Suspect("gone", 0, 4, 0.01),)
 
     # Found and let go an hour later: the row names the request that held them last.
     leaking.pool.free_blocks(reversed(blocks))
@@ -210,3 +225,10 @@ def test_endless_answers_are_held_by_running_requests(bench: Bench, tmp_path: Pa
     assert holders == {"old": (1.0, 21), "young": (101.0, 15)}
     assert tables.usage()[-1][:2] == (36.0, 36)
     assert tables.usage()[-1][4:] == (2, 0)
+    found = holders_of(tables.folder)
+    assert (found.held_blocks, found.blocks, found.leaked_blocks) == (36, 36, 0)
+    assert found.oldest == (
+        Holder("old", 0, 21, 0, since_sec=1.0, age_sec=299.0),
+        Holder("young", 0, 15, 0, since_sec=101.0, age_sec=199.0),
+    )
+    assert found.idle_sec == 0

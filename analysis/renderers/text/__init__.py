@@ -1,53 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary as text for people: 80 columns, with colour where rich and a terminal are there.
-
-The layout is made once, as lines of styled pieces; rich paints them, and without it, or into a
-pipe, the same lines come out plain and in ASCII.
-"""
+"""The summary as text for people: 80 columns, with colour where rich and a terminal are there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TextIO
 
-from analysis.renderers.text import blocks, evictions, prefix_cache, requests, session, usage
-from analysis.renderers.text.layout import Line, printable, section, wrapped
+from analysis.renderers.formats import duration
+from analysis.renderers.text import (
+    blame,
+    blocks,
+    evictions,
+    fragmentation,
+    holders,
+    misses,
+    preemptions,
+    prefix_cache,
+    rent,
+    requests,
+    scheduling,
+    session,
+    sharing,
+    usage,
+    waiting,
+)
+from analysis.renderers.text.layout import Line, section, wrapped
+from analysis.renderers.text.painting import paint, plain
 from analysis.summary import About, Summary
-
-_STYLES = {
-    "title": "bold",
-    "heading": "bold cyan",
-    "label": "dim",
-    "figure": "bold",
-    "warning": "bold yellow",
-    "bar": "cyan",
-    "": "",
-}
 
 
 def write(summary: Summary, out: TextIO) -> None:
     """Print the summary."""
-    try:
-        from rich.console import Console
-        from rich.text import Text
-    except ImportError:
-        out.write(render(summary) + "\n")
-        return
-    console = Console(file=out, highlight=False, emoji=False, markup=False)
-    pretty = console.is_terminal and console.encoding.startswith("utf")
-    for line in _lines(summary, "█" if pretty else "#"):
-        painted = Text.assemble(*((text, _STYLES[style]) for text, style in line))
-        console.print(painted, soft_wrap=True)
+    paint(lambda bar: _layout(summary, bar), out)
 
 
 def render(summary: Summary) -> str:
     """The summary as plain text."""
-    return "\n".join("".join(text for text, _ in line) for line in _lines(summary, "#"))
-
-
-def _lines(summary: Summary, bar: str) -> Iterator[Line]:
-    for line in _layout(summary, bar):
-        yield tuple((printable(text), style) for text, style in line)
+    return plain(lambda bar: _layout(summary, bar))
 
 
 def _layout(summary: Summary, bar: str) -> Iterator[Line]:
@@ -55,12 +44,28 @@ def _layout(summary: Summary, bar: str) -> Iterator[Line]:
     for warning in summary.warnings:
         yield from wrapped("Warning: ", warning, "warning", "warning")
     yield from section("Session", session.lines(summary.session, summary.facts))
-    yield from section("KV cache usage, weighted by time", usage.lines(summary.usage, bar))
+    yield from section("KV cache usage, weighted by time", _usage(summary, bar))
+    yield from section("Who holds blocks", holders.lines(summary.holders))
     yield from section("Blocks", blocks.lines(summary))
     yield from section("Prefix cache", prefix_cache.lines(summary.prefix_cache, summary.facts))
-    yield from section("Evictions", evictions.lines(summary.evictions, summary.lifetimes))
+    yield from section("Why the prefix cache missed", misses.lines(summary.misses, summary.facts))
+    yield from section("Shared prefixes", misses.families(summary.families))
+    yield from section("Reuse and working set", sharing.lines(summary.sharing))
+    yield from section("Evictions", evictions.lines(summary))
+    yield from section("Who evicted what was needed", blame.lines(summary.blame))
     yield from section("Requests", requests.lines(summary))
+    yield from section("Scheduling", scheduling.lines(summary.scheduling))
+    yield from section(
+        "Why requests waited", waiting.lines(summary.waiting, summary.facts.scheduler)
+    )
+    yield from section("The preemption bill", preemptions.lines(summary.preemptions))
+    yield from section("KV rent", rent.lines(summary.rent))
     yield from section("Profiling", session.profiling(summary.cost))
+
+
+def _usage(summary: Summary, bar: str) -> Iterator[Line]:
+    yield from usage.lines(summary.usage, bar)
+    yield from fragmentation.lines(summary.fragmentation)
 
 
 def _header(about: About) -> Iterator[Line]:
@@ -69,3 +74,6 @@ def _header(about: About) -> Iterator[Line]:
     if about.state != "complete":
         state = "Still running" if about.state == "running" else "Cut off"
         yield from wrapped(f"{state}: ", about.note or "", "warning", "")
+    if about.begin_sec:
+        left_out = f"the first {duration(about.begin_sec)} of {duration(about.duration_sec)}"
+        yield from wrapped("Warm-up left out: ", left_out, "warning", "")

@@ -1,20 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was evicted, and how long it had lived."""
+"""What was evicted, how long it had lived, and whether it was a loss."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.evictions import Evicted, Evictions
+from analysis.ages import Ages
+from analysis.evictions import Evicted, Evictions, Reused
+from analysis.groups import Contents
 from analysis.lifetimes import Lifetimes, Spread
-from analysis.renderers.formats import seconds
-from analysis.renderers.text.layout import Line, note, table
+from analysis.renderers.formats import seconds, share
+from analysis.renderers.text.layout import Line, note, row, table
+from analysis.summary import Summary
 
 
-def lines(evictions: Evictions, lifetimes: Lifetimes) -> Iterator[Line]:
+def lines(summary: Summary) -> Iterator[Line]:
+    evictions = summary.evictions
     if not evictions.total.blocks:
         yield from note("No cached block was evicted.")
-        return
+    else:
+        yield from _counted(evictions)
+        yield ()
+        yield from _lifetimes(summary.lifetimes)
+        yield from _loss(evictions)
+        yield from _ages(summary.ages)
+    if summary.groups:
+        yield from _groups(summary.groups)
+
+
+def _counted(evictions: Evictions) -> Iterator[Line]:
     split = [*evictions.by_reason.items(), *evictions.by_origin.items()]
     rows = [
         _evicted("All", evictions.total),
@@ -27,9 +41,6 @@ def lines(evictions: Evictions, lifetimes: Lifetimes) -> Iterator[Line]:
         "Never reused: no request ever found the block. Copies left: another block still held "
         "the same content, so nothing was lost."
     )
-    yield ()
-    rows = [_spread("Lifetime", lifetimes.lifetime), _spread("Idle before", lifetimes.idle)]
-    yield from table(("", "mean", "median", "95th pct.", "99th pct.", "max"), rows)
 
 
 def _evicted(name: str, evicted: Evicted) -> tuple[str, ...]:
@@ -44,6 +55,84 @@ def _evicted(name: str, evicted: Evicted) -> tuple[str, ...]:
     )
 
 
+def _lifetimes(lifetimes: Lifetimes) -> Iterator[Line]:
+    rows = [
+        _spread("Lifetime", lifetimes.lifetime),
+        _spread("Idle before", lifetimes.idle),
+        _spread("Without a holder", lifetimes.evictable),
+    ]
+    yield from table(("", "mean", "median", "95th pct.", "99th pct.", "max"), rows)
+
+
 def _spread(name: str, spread: Spread) -> tuple[str, ...]:
     figures = (spread.mean_sec, spread.p50_sec, spread.p95_sec, spread.p99_sec, spread.max_sec)
     return (name, *map(seconds, figures))
+
+
+def _loss(evictions: Evictions) -> Iterator[Line]:
+    rate, regretted = evictions.rate, evictions.regretted
+    if rate.mean_per_sec is not None and rate.peak_sec is not None:
+        most = f"most {rate.peak_per_sec:,} in the second from {rate.peak_sec:,.0f} s on"
+        yield from row("Rate", f"{rate.mean_per_sec:,.1f} blocks a second", most)
+    if regretted.blocks:
+        again = (
+            f"asked for again by {regretted.requests:,} requests, half of them within "
+            f"{seconds(regretted.after.p50_sec)}; {regretted.recomputed_tokens:,} tokens were "
+            "computed again"
+        )
+        yield from row("Regretted", f"{regretted.blocks:,} ({share(regretted.share)})", again)
+    yield from row("Harmless", f"{evictions.harmless:,}", "that nobody asked for again")
+    dead = evictions.total.never_reused
+    if dead:
+        yield from row("Dead on arrival", f"{dead:,} blocks", _dead(evictions))
+    counts = ", ".join(map(_reused, evictions.reuse_counts))
+    yield from row("Times reused", counts)
+
+
+def _dead(evictions: Evictions) -> str:
+    def part(name: str, evicted: Evicted) -> str:
+        tokens = evicted.never_reused_tokens
+        room = "" if tokens is None else f" ({tokens:,} tokens)"
+        return f"{evicted.never_reused:,} of {name}{room}"
+
+    parts = [part(name, evicted) for name, evicted in evictions.by_origin.items()]
+    return f"never reused: {', '.join(parts)}"
+
+
+def _reused(reused: Reused) -> str:
+    times = f"{reused.least}"
+    if reused.most is None:
+        times += " or more"
+    elif reused.most > reused.least:
+        times += f" to {reused.most}"
+    return f"{times}: {reused.blocks:,} blocks"
+
+
+def _ages(ages: Ages) -> Iterator[Line]:
+    if ages.later is None or not ages.reuses:
+        return
+    later = (
+        f"of {ages.reuses:,} blocks asked for again came back later than blocks are evicted "
+        f"(median idle time {seconds(ages.at_eviction.p50_sec)})"
+    )
+    yield from row("Back too late", share(ages.later_share), later)
+    if ages.at_hit.count:
+        yield from note(
+            f"Those that were found came back after {seconds(ages.at_hit.p50_sec)} (median), "
+            f"95 % of them within {seconds(ages.at_hit.p95_sec)}."
+        )
+
+
+def _groups(groups: tuple[Contents, ...]) -> Iterator[Line]:
+    yield ()
+    rows = [
+        (
+            f"Group {contents.group}: {contents.kind or 'unknown'}",
+            f"{contents.cached:,}",
+            f"{contents.evicted:,}",
+            f"{contents.left:,}",
+            share(contents.share),
+        )
+        for contents in groups
+    ]
+    yield from table(("", "cached", "evicted", "left", "of contents"), rows)

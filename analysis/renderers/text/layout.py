@@ -15,9 +15,12 @@ Line = tuple[Piece, ...]
 
 
 def section(heading: str, lines: Iterable[Line]) -> Iterator[Line]:
-    yield ()
-    yield ((heading, "heading"),)
-    yield from lines
+    """The lines under their heading; neither where there is no line."""
+    for number, line in enumerate(lines):
+        if not number:
+            yield ()
+            yield ((heading, "heading"),)
+        yield line
 
 
 def row(label: str, figure: str, more: str = "") -> Iterator[Line]:
@@ -38,7 +41,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Line]
     widths[0] = max(widths[0] - 2, min(LABEL, WIDTH - 2 - sum(widths[1:])))
     for number, (label, *cells) in enumerate(lines):
         figures = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        yield (f"  {label:<{widths[0]}}", "label"), (figures, "figure" if number else "label")
+        style = "figure" if number else "label"
+        yield (f"  {label:<{widths[0]}}", "label"), (figures.rstrip(), style)
 
 
 def note(text: str) -> Iterator[Line]:
@@ -54,6 +58,12 @@ def wrapped(head: str, text: str, head_style: str, style: str) -> Iterator[Line]
 
 def fill(text: str, width: int) -> list[str]:
     return textwrap.wrap(printable(text), width, break_on_hyphens=False) or [""]
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, or as much of it as fits beside three dots."""
+    shown = printable(text)
+    return shown if len(shown) <= width else f"{shown[: width - 3]}..."
 
 
 def label_cell(text: str) -> Piece:

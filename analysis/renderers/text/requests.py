@@ -36,6 +36,12 @@ def _ended(requests: Requests) -> str:
 
 
 def _admission(admission: Admission) -> Iterator[Line]:
+    for circling in admission.circling:
+        yield from row(
+            "Preempts itself",
+            f"{circling.times:,} times",
+            f"{circling.request_id}, alone, has no room for its next chunk: it can never run",
+        )
     if admission.never_admitted:
         of_all = f"of {admission.looked_up:,} that were looked up"
         yield from row("Never admitted", f"{admission.never_admitted:,}", of_all)

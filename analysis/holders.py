@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds blocks, since when, and does anybody hold them who no longer lives?
+
+A request's blocks are those that it got and took up since it last let go of all of them: with
+one group of full attention its block table only grows until it is preempted or ends. Blocks that
+requests share are counted with each. A request lives until it has its row in requests.jsonl.
+
+A leak is what the pool says is held beyond the blocks of the requests that live. With nothing
+running and nothing waiting that is all that is held. Where requests that live share blocks it is
+at least so much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from analysis.admission import block_size_of
+from analysis.cells import as_cells
+from analysis.facts import Facts
+from analysis.session import Session
+from analysis.usage import Usage
+
+TABLE = "kv_cache_allocations"
+SHOWN = 10
+"""How many holders are named, and how many suspects of a leak."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A request and its ``blocks``, of which it took ``reused_blocks`` up from the prefix cache;
+    ``since_sec``: when it got the first of them; ``age_sec``: how long ago that was."""
+
+    request_id: str
+    engine: int
+    blocks: int
+    reused_blocks: int
+    since_sec: float
+    age_sec: float
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A request that has ended, with blocks that it got and that nobody has freed; ``ended_sec``:
+    when it ended. Where requests shared blocks it may be another's that its name stands for."""
+
+    request_id: str
+    engine: int
+    blocks: int
+    ended_sec: float
+
+
+@dataclass(frozen=True)
+class Holders:
+    """What was held at ``at_sec``.
+
+    ``held_blocks``: what the pools say is held. ``requests``: that live and hold blocks,
+    ``blocks`` in all, shared ones counted with each; ``oldest`` of them first. ``leaked_blocks``:
+    held beyond those, ``at_least`` so many where requests share blocks. ``idle_sec``: how long
+    nothing had been running or waiting at ``at_sec``; 0 if something was. ``suspects``: whose the
+    leaked blocks may be, the most blocks first.
+    """
+
+    at_sec: float
+    held_blocks: int
+    requests: int
+    blocks: int
+    oldest: tuple[Holder, ...]
+    leaked_blocks: int
+    at_least: bool
+    idle_sec: float
+    suspects: tuple[Suspect, ...]
+
+
+def measure(
+    session: Session, facts: Facts, usage: Usage, *, at_sec: float | None = None
+) -> Holders | None:
+    """Who held blocks at a moment, the session's end if none is given; None where the session
+    cannot tell: with several KV cache groups or pools, or without a usage row.
+
+    Raises:
+        SessionError: a table cannot be read.
+
+    """
+    at = session.end_sec if at_sec is None else at_sec
+    if block_size_of(facts, usage) is None:
+        return None
+    states = _states(session, at)
+    if states.is_empty():
+        return None
+    ended = _ended(session, at)
+    living = _living(session, at, ended)
+    held, blocks = int(states["num_blocks"].sum()), int(living["blocks"].sum())
+    idle_sec = _idle_sec(states, at)
+    # While a session is being written, its tables do not reach equally far.
+    comparable = session.state != "running" or idle_sec > 0
+    leaked = max(0, held - blocks) if comparable else 0
+    return Holders(
+        at_sec=at,
+        held_blocks=held,
+        requests=living.height,
+        blocks=blocks,
+        oldest=tuple(Holder(*row) for row in living.head(SHOWN).iter_rows()),
+        leaked_blocks=leaked,
+        at_least=bool(leaked) and int(living["reused_blocks"].sum()) > 0,
+        idle_sec=idle_sec,
+        suspects=_suspects(session, at, ended) if leaked else (),
+    )
+
+
+def _idle_sec(states: pl.DataFrame, at: float) -> float:
+    since = states["idle_since"].to_list()
+    return 0.0 if None in since else at - max(since)
+
+
+def _states(session: Session, at: float) -> pl.DataFrame:
+    """Each engine's held blocks, and since when it had no request at all; null if it has one."""
+    busy = (pl.col("running_reqs") > 0) | (pl.col("waiting_reqs") > 0)
+    time = pl.col("timestamp_sec")
+    last_busy = time.filter(busy).max().fill_null(-1.0)
+    return session.collect(
+        "kv_cache_usage",
+        lambda table: (
+            table.filter(time <= at)
+            .group_by("engine")
+            .agg(
+                pl.col("num_blocks").last(),
+                idle_since=time.filter(~busy & (time > last_busy)).min(),
+            )
+        ),
+        history=True,
+    )
+
+
+def _ended(session: Session, at: float) -> pl.DataFrame:
+    """The requests that had ended by then, as the other tables name them."""
+    return session.collect(
+        "requests",
+        lambda table: table.filter(pl.col("finish_sec") <= at).select(
+            "engine", request_id=as_cells(pl.col("request_id")), ended_sec="finish_sec"
+        ),
+        history=True,
+    )
+
+
+def _living(session: Session, at: float, ended: pl.DataFrame) -> pl.DataFrame:
+    """A row for each request that had not ended and held blocks: the fields of ``Holder``, the
+    oldest first."""
+    moves = session.collect(
+        TABLE,
+        lambda table: (
+            _moves(table, at)
+            .join(ended.lazy(), on=["engine", "request_id"], how="anti", maintain_order="left")
+            .select("engine", "request_id", "timestamp_sec", "event", "num_blocks")
+        ),
+        history=True,
+    )
+    number, event = pl.int_range(pl.len()), pl.col("event")
+    kept = number > number.filter(event == "free").max().fill_null(-1)
+    blocks, time = pl.col("num_blocks"), pl.col("timestamp_sec")
+    return (
+        moves.group_by("engine", "request_id", maintain_order=True)
+        .agg(
+            blocks=blocks.filter(kept).sum(),
+            reused_blocks=blocks.filter(kept & (event == "reuse")).sum(),
+            since_sec=time.filter(kept).min(),
+        )
+        .filter(pl.col("blocks") > 0)
+        .sort("since_sec", "engine", "request_id")
+        .select(
+            "request_id",
+            "engine",
+            "blocks",
+            "reused_blocks",
+            "since_sec",
+            age_sec=at - pl.col("since_sec"),
+        )
+    )
+
+
+def _suspects(session: Session, at: float, ended: pl.DataFrame) -> tuple[Suspect, ...]:
+    signed = pl.when(pl.col("event") == "free").then(-pl.col("num_blocks")).otherwise("num_blocks")
+    left = session.collect(
+        TABLE,
+        lambda table: (
+            _moves(table, at)
+            .filter(pl.col("event") != "reuse")
+            .join(ended.lazy(), on=["engine", "request_id"])
+            .group_by("engine", "request_id")
+            .agg(blocks=signed.sum(), ended_sec=pl.col("ended_sec").last())
+            .filter(pl.col("blocks") > 0)
+        ),
+        history=True,
+    ).sort("blocks", "ended_sec", descending=True)
+    rows = left.head(SHOWN).select("request_id", "engine", "blocks", "ended_sec").iter_rows()
+    return tuple(Suspect(*row) for row in rows)
+
+
+def _moves(table: pl.LazyFrame, at: float) -> pl.LazyFrame:
+    """What requests got, took up and let go until then."""
+    return table.filter(
+        (pl.col("timestamp_sec") <= at)
+        & pl.col("event").is_in(["allocate", "reuse", "free"])
+        & (pl.col("request_id").fill_null("") != "")
+    )

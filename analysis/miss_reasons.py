@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the prompts was not found for which reason, and what would have found it?
+
+``analysis.misses`` says the reason of each block; this sums them up. Every token of an admitted
+request's prompt is found, or missed with a reason, or in the last block, which is not full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from analysis.prompts import ENGINES, Prompts
+from analysis.quantiles import of_sample
+from analysis.session import Session
+
+SHOWN = 5
+"""How many of the costliest requests are named."""
+
+_NEVER_CACHED = ("compulsory", "last token", "unknown")
+"""What no cache of this engine could have found, of whatever size."""
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Full blocks that were missed for one reason, their tokens, and the requests that missed
+    any of them."""
+
+    blocks: int
+    tokens: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class Short:
+    """What the blocks that had been evicted would have taken.
+
+    ``late_p50_sec``, ``late_p95_sec``: how long before the lookup the block had been evicted: so
+    much earlier, it would have been found. ``blocks``: those that were missed for no other reason
+    than evictions, in their prompt as far back as the hit; ``more_blocks_p50``, ``_p90`` and
+    ``_max``: of these, by how many blocks the pool was too small, at most: the blocks that were
+    handed out from the eviction to the lookup, each of which a larger pool puts off by one.
+    """
+
+    late_p50_sec: float | None
+    late_p95_sec: float | None
+    blocks: int
+    more_blocks_p50: int | None
+    more_blocks_p90: int | None
+    more_blocks_max: int | None
+
+
+@dataclass(frozen=True)
+class Costly:
+    """A request that had to compute ``tokens`` again because they had been evicted.
+
+    ``evicted_by``: the request whose blocks took the place of the first of them, ``late_sec``
+    before the lookup; ``more_blocks``: as many more would have kept them all, at most, None where
+    other reasons were in the way.
+    """
+
+    request_id: str
+    engine: int
+    timestamp_sec: float
+    tokens: int
+    evicted_by: str | None
+    late_sec: float
+    more_blocks: int | None
+
+
+@dataclass(frozen=True)
+class MissReasons:
+    """Of the admitted requests' prompts, each request once, by the lookup that admitted it.
+
+    ``by_reason``: by the reasons of ``analysis.misses``, those that occurred, most tokens first;
+    ``held_back_by``: blocks by the KV cache group that had lost them, as far as evictions tell.
+    ``unknown_requests``: requests that had not ended, so that their contents are not known; all
+    their missed blocks are ``unknown``. ``partial_tokens``: in last blocks that are not full.
+    ``recomputed_tokens``: computed again because of evictions; ``recomputed_share``: of all the
+    prompt tokens that had to be computed, from 0 to 1. ``ceiling``: the hit rate of tokens that
+    this workload could have reached on this engine at most, with a pool that never evicts.
+    """
+
+    requests: int
+    unknown_requests: int
+    query_tokens: int
+    hit_tokens: int
+    by_reason: Mapping[str, Missed]
+    held_back_by: Mapping[int, int]
+    partial_tokens: int
+    recomputed_tokens: int
+    recomputed_share: float | None
+    ceiling: float | None
+    short: Short
+    costliest: tuple[Costly, ...]
+
+
+def measure(session: Session, prompts: Prompts, blocks: pl.DataFrame) -> MissReasons:
+    """Sum up the session's missed blocks.
+
+    Args:
+        session: the session.
+        prompts: its prompts.
+        blocks: what ``analysis.misses.classify`` said of them.
+
+    Raises:
+        SessionError: a table cannot be read.
+
+    """
+    asked = prompts.asked.filter("in_window").with_columns(
+        found=pl.col("hit_tokens") + pl.col("external_hit_tokens").fill_null(0)
+    )
+    unknown = asked.filter(pl.col("request").is_null())
+    known = asked.drop_nulls("request")
+    size = pl.col("block_size")
+    sized = blocks.join(known.select("lookup", "block_size"), on="lookup")
+    reasons = {
+        reason: Missed(count, tokens, requests)
+        for reason, count, tokens, requests in sized.group_by("reason")
+        .agg(pl.len(), tokens=size.sum(), requests=pl.col("lookup").n_unique())
+        .sort("tokens", "reason", descending=[True, False])
+        .iter_rows()
+    }
+    if unknown.height:
+        missed = int((unknown["query_tokens"] - unknown["found"]).sum())
+        reasons["unknown"] = Missed(0, missed, unknown.height)
+    query, found = int(asked["query_tokens"].sum()), int(asked["found"].sum())
+    partial = int(known.select((pl.col("query_tokens") % size).sum()).item())
+    lost = with_shortfall(session, prompts, sized.filter(pl.col("reason") == "capacity"), blocks)
+    recomputed = int(lost["block_size"].sum())
+    beyond = sum(reasons[name].tokens for name in _NEVER_CACHED if name in reasons) + partial
+    held_back = blocks.filter(pl.col("reason") == "held back").drop_nulls("lacking_group")
+    return MissReasons(
+        requests=asked.height,
+        unknown_requests=unknown.height,
+        query_tokens=query,
+        hit_tokens=found,
+        by_reason=reasons,
+        held_back_by=dict(
+            held_back.group_by("lacking_group").len().sort("lacking_group").iter_rows()
+        ),
+        partial_tokens=partial,
+        recomputed_tokens=recomputed,
+        recomputed_share=recomputed / (query - found) if query > found else None,
+        ceiling=(query - beyond) / query if query else None,
+        short=_short(lost),
+        costliest=_costliest(lost, known),
+    )
+
+
+def with_shortfall(
+    session: Session, prompts: Prompts, lost: pl.DataFrame, blocks: pl.DataFrame
+) -> pl.DataFrame:
+    """The blocks that had been evicted, with ``late_sec`` and ``more_blocks``.
+
+    ``more_blocks`` is what would have kept this block and those before it in its prompt: with n
+    blocks more in the pool, vLLM's queue of free blocks takes each block n handed-out blocks
+    later. It is null where a block before it was missed for another reason.
+    """
+    handed_out = session.collect(
+        "kv_cache_allocations",
+        lambda table: (
+            table.filter(pl.col("event") == "allocate")
+            .group_by("engine", "timestamp_sec")
+            .agg(pl.col("num_blocks").sum())
+        ),
+        history=True,
+    ).sort("timestamp_sec")
+    counted = handed_out.select(
+        "engine",
+        "timestamp_sec",
+        after=pl.col("num_blocks").cum_sum().over("engine"),
+        before=(pl.col("num_blocks").cum_sum() - pl.col("num_blocks")).over("engine"),
+    )
+    other = (
+        blocks.filter(pl.col("reason") != "capacity")
+        .group_by("lookup")
+        .agg(first_other=pl.col("index").min())
+    )
+    until = lost.with_columns(engine=pl.col("key") % ENGINES).sort("timestamp_sec")
+    until = until.join_asof(
+        counted.select("engine", "timestamp_sec", "after"),
+        on="timestamp_sec",
+        by="engine",
+        check_sortedness=False,
+    )
+    since = until.sort("evicted_sec").join_asof(
+        counted.select("engine", evicted_sec="timestamp_sec", before="before"),
+        on="evicted_sec",
+        by="engine",
+        check_sortedness=False,
+    )
+    reachable = pl.col("first_other").is_null() | (pl.col("index") < pl.col("first_other"))
+    return (
+        since.join(other, on="lookup", how="left")
+        .sort("lookup", "index")
+        .with_columns(
+            late_sec=pl.col("timestamp_sec") - pl.col("evicted_sec"),
+            more_blocks=pl.when(reachable).then(
+                (pl.col("after") - pl.col("before")).cum_max().over("lookup")
+            ),
+        )
+    )
+
+
+def _short(lost: pl.DataFrame) -> Short:
+    late = lost["late_sec"].sort()
+    more = lost["more_blocks"].drop_nulls().sort()
+
+    def blocks(percent: int) -> int | None:
+        value = of_sample(more, percent)
+        return None if value is None else round(value)
+
+    return Short(
+        late_p50_sec=of_sample(late, 50),
+        late_p95_sec=of_sample(late, 95),
+        blocks=more.len(),
+        more_blocks_p50=blocks(50),
+        more_blocks_p90=blocks(90),
+        more_blocks_max=blocks(100),
+    )
+
+
+def _costliest(lost: pl.DataFrame, asked: pl.DataFrame) -> tuple[Costly, ...]:
+    most = (
+        lost.group_by("lookup")
+        .agg(
+            pl.col("block_size").sum().alias("tokens"),
+            pl.col("evicting_request").sort_by("index").first(),
+            pl.col("late_sec").sort_by("index").first(),
+            more_blocks=pl.when(pl.col("more_blocks").is_null().any())
+            .then(None)
+            .otherwise(pl.col("more_blocks").max()),
+        )
+        .sort("tokens", "lookup", descending=[True, False])
+        .head(SHOWN)
+        .join(asked.select("lookup", "request_id", "engine", "timestamp_sec"), on="lookup")
+        .sort("tokens", "lookup", descending=[True, False])
+    )
+    return tuple(
+        Costly(**row)
+        for row in most.select(
+            "request_id",
+            "engine",
+            "timestamp_sec",
+            "tokens",
+            "late_sec",
+            "more_blocks",
+            evicted_by="evicting_request",
+        ).iter_rows(named=True)
+    )

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which contents did each request consist of, and when did it run?
+
+Contents are told by requests.jsonl alone, so requests that had not ended are not in it. A
+request runs from the lookup that admitted it until it ends or is preempted; a request that was
+preempted has several runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from analysis import lookups
+from analysis.session import Session
+from analysis.tables import TABLES
+
+ENGINES = 1024
+"""Data-parallel ranks that ``key`` tells apart."""
+
+KEY = pl.col("content_id") * ENGINES + pl.col("engine")
+"""One number for a content on an engine: content ids have 53 bits."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is known of the requests.
+
+    ``asked``: one row for each true lookup of the session, its history included: ``lookup``,
+    the columns of ``analysis.lookups.COLUMNS``, ``order`` (of admissions), ``block_size``,
+    ``in_window``; ``request`` is null where the request has not ended.
+    ``runs``: ``request``, ``order``, ``begin_sec``, ``end_sec``, ``first_token_sec``, ``last``
+    (it is the request's last one), one row a run.
+    ``contents``: ``key``, ``request``, ``index`` of every full block of every request, output
+    blocks after those of the prompt, ``made`` (the request has computed it), ``in_prompt``.
+    """
+
+    asked: pl.DataFrame
+    runs: pl.DataFrame
+    contents: pl.DataFrame
+
+
+_REQUEST = (
+    "timestamp",
+    "engine",
+    "request_id",
+    "block_size",
+    "input_length",
+    "output_length",
+    "computed_tokens",
+    "first_token_sec",
+    "finish_sec",
+    "hash_ids",
+    "output_hash_ids",
+)
+
+
+def read(session: Session) -> Prompts:
+    """The prompts, outputs and runs of all requests of the session, warm-up included.
+
+    Raises:
+        SessionError: a table cannot be read.
+
+    """
+    requests, contents = _requests(session)
+    admissions = _admissions(session, requests)
+    asked = (
+        lookups.admitted(session, history=True)
+        .join(
+            admissions.select("timestamp_sec", "engine", "request_id", "order", "request"),
+            on=["timestamp_sec", "engine", "request_id"],
+            how="left",
+            maintain_order="left",
+        )
+        .join(requests.select("request", "block_size"), on="request", how="left")
+        .with_columns(in_window=pl.col("timestamp_sec") >= session.begin_sec)
+        .sort("lookup")
+    )
+    return Prompts(asked, _runs(session, admissions), contents)
+
+
+def _requests(session: Session) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The requests without their contents, numbered; and the contents of them all."""
+    requests, contents, count = [], [], 0
+    for batch in session.batches("requests", _REQUEST, history=True):
+        numbered = batch.with_row_index("request", offset=count)
+        count += batch.height
+        requests.append(numbered.select(pl.exclude("hash_ids", "output_hash_ids")))
+        contents.append(_contents(numbered))
+    if not requests:
+        known = TABLES["requests"].columns
+        lists = ("hash_ids", "output_hash_ids")
+        empty = pl.DataFrame(schema={name: known[name] for name in _REQUEST if name not in lists})
+        numbered = empty.with_row_index("request")
+        return numbered, pl.DataFrame(schema=_CONTENTS)
+    return pl.concat(requests), pl.concat(contents)
+
+
+_CONTENTS = {
+    "key": pl.Int64,
+    "request": pl.UInt32,
+    "index": pl.UInt32,
+    "made": pl.Boolean,
+    "in_prompt": pl.Boolean,
+}
+
+
+def _contents(requests: pl.DataFrame) -> pl.DataFrame:
+    size = pl.col("block_size")
+    full = pl.col("input_length") // size
+    ids = pl.concat_list(
+        pl.col("hash_ids").fill_null([]).list.head(full), pl.col("output_hash_ids").fill_null([])
+    )
+    computed = pl.coalesce("computed_tokens", pl.col("input_length") + pl.col("output_length") - 1)
+    return (
+        requests.lazy()
+        .select(
+            "request",
+            "engine",
+            content_id=ids,
+            index=pl.int_ranges(0, ids.list.len(), dtype=pl.UInt32),
+            prompt_blocks=full,
+            made_blocks=computed // size,
+        )
+        .explode("content_id", "index", empty_as_null=False)
+        .select(
+            key=KEY,
+            request="request",
+            index="index",
+            made=pl.col("index") < pl.col("made_blocks"),
+            in_prompt=pl.col("index") < pl.col("prompt_blocks"),
+        )
+        .drop_nulls("key")
+        .collect()
+    )
+
+
+def _admissions(session: Session, requests: pl.DataFrame) -> pl.DataFrame:
+    """Every lookup after which a request ran, in order, with the request's number."""
+    rows = session.collect(
+        lookups.TABLE,
+        lambda table: table.filter(pl.col("admitted") == 1).select(
+            "timestamp_sec", "engine", "request_id"
+        ),
+        history=True,
+    ).with_row_index("order")
+    arrived = requests.select(
+        "engine",
+        "request_id",
+        "request",
+        "first_token_sec",
+        "finish_sec",
+        arrived_sec=pl.col("timestamp") / 1e3 - 1e-3,
+    ).sort("arrived_sec")
+    # A client can use a request id again: the request is the last one that had arrived by then.
+    return (
+        rows.sort("timestamp_sec", "order")
+        .join_asof(
+            arrived,
+            left_on="timestamp_sec",
+            right_on="arrived_sec",
+            by=["engine", "request_id"],
+            check_sortedness=False,
+        )
+        .with_columns(
+            request=pl.when(pl.col("timestamp_sec") <= pl.col("finish_sec")).then("request")
+        )
+        .sort("order")
+    )
+
+
+def _runs(session: Session, admissions: pl.DataFrame) -> pl.DataFrame:
+    runs = admissions.drop_nulls("request").with_columns(
+        next_sec=pl.col("timestamp_sec").shift(-1).over("request")
+    )
+    return (
+        _with_preemptions(session, runs)
+        .select(
+            "request",
+            "order",
+            begin_sec="timestamp_sec",
+            end_sec=pl.coalesce("preempted_sec", "next_sec", "finish_sec"),
+            first_token_sec="first_token_sec",
+            last=pl.col("next_sec").is_null(),
+        )
+        .sort("order")
+    )
+
+
+def _with_preemptions(session: Session, runs: pl.DataFrame) -> pl.DataFrame:
+    """The runs with when they were preempted: that is when their blocks were freed."""
+    names = ["engine", "request_id"]
+    preempted = runs.filter(pl.col("next_sec").is_not_null()).select(names).unique()
+    if preempted.is_empty():
+        return runs.with_columns(preempted_sec=pl.lit(None, pl.Float64))
+    frees = session.collect(
+        "kv_cache_allocations",
+        lambda table: (
+            table.filter(pl.col("event") == "free")
+            .select(*names, preempted_sec="timestamp_sec")
+            .join(preempted.lazy(), on=names, how="semi")
+        ),
+        history=True,
+    )
+    return (
+        runs.sort("next_sec")
+        .join_asof(
+            frees.sort("preempted_sec"),
+            left_on="next_sec",
+            right_on="preempted_sec",
+            by=names,
+            check_sortedness=False,
+        )
+        .with_columns(
+            preempted_sec=pl.when(pl.col("preempted_sec") > pl.col("timestamp_sec")).then(
+                "preempted_sec"
+            )
+        )
+    )

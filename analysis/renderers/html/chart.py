@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a chart is made of, and the pieces that the charts have in common.
+
+A chart is a plotly.js figure as a plain dictionary, with words around it that say the same. Colours
+are names of the page's style sheet ("var(--held)"), which the page's script looks up, so that a
+chart follows the theme. Text that comes out of the session goes through ``safe``.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from analysis.renderers.formats import seconds
+from analysis.renderers.text.layout import printable
+from analysis.series.bins import Bins
+
+Figure = dict[str, Any]
+
+SECONDS = "seconds since the session began"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures for people who do not see the chart: the first column names the rest."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart of the page.
+
+    ``key``: its id in the page. ``heading``: a question or a statement. ``look``: what to look
+    for, one sentence. ``words``: what the chart shows, in figures. ``figure``: None where there is
+    nothing to draw, which ``words`` then explains. ``over_time``: its x axis is the session's
+    time, so it zooms together with the others. ``height``: in CSS pixels.
+    """
+
+    key: str
+    heading: str
+    look: str
+    words: str
+    figure: Figure | None = None
+    table: Table | None = None
+    over_time: bool = False
+    height: int = 320
+
+
+@dataclass(frozen=True)
+class Section:
+    """Charts that belong together, under a heading."""
+
+    key: str
+    heading: str
+    charts: Sequence[Chart] = field(default_factory=tuple)
+
+
+def safe(text: str) -> str:
+    """Text out of the session, for a chart: plotly.js reads tags and entities in its texts."""
+    return html.escape(printable(text), quote=False)
+
+
+def axis(title: str, **more: Any) -> Figure:
+    """An axis with a title; whatever plotly knows of axes can be said with it."""
+    return {"title": {"text": title}, "automargin": True, **more}
+
+
+def time_axis(bins: Bins, **more: Any) -> Figure:
+    """The x axis of a chart over the session's time, all of it."""
+    return axis(SECONDS, range=[bins.begin_sec, bins.end_sec], **more)
+
+
+def age_axis(shortest: float, longest: float) -> Figure:
+    """A logarithmic axis of seconds, marked at powers of ten."""
+    powers = range(math.floor(math.log10(shortest)), math.ceil(math.log10(longest)) + 1)
+    marks = [10.0**power for power in powers]
+    return axis(
+        "time (logarithmic)",
+        type="log",
+        tickvals=marks,
+        ticktext=[seconds(mark).replace(".0 ", " ").replace(".00 ", " ") for mark in marks],
+    )
+
+
+def count_axis(title: str, **more: Any) -> Figure:
+    """An axis that begins at 0."""
+    return axis(title, rangemode="tozero", **more)
+
+
+def line(
+    name: str, x: Sequence[float], y: Sequence[float | None], colour: str, **more: Any
+) -> Figure:
+    """A line through one value a bin; it breaks where nothing is known."""
+    style = {"color": f"var(--{colour})", "width": 2, **more.pop("line", {})}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": x,
+        "y": [rounded(value) for value in y],
+        "line": style,
+        **more,
+    }
+
+
+def band(
+    x: Sequence[float],
+    low: Sequence[float | None],
+    high: Sequence[float | None],
+    colour: str,
+    **more: Any,
+) -> Iterator[Figure]:
+    """The room between the lowest and the highest value of each bin."""
+    edge = {"line": {"width": 0}, "showlegend": False, **more}
+    yield line("highest", x, high, colour, **edge)
+    filled = {"fill": "tonexty", "fillcolor": f"var(--{colour}-band)"}
+    yield line("lowest", x, low, colour, **edge, **filled)
+
+
+def most(
+    name: str, x: Sequence[float], y: Sequence[float | None], colour: str, **more: Any
+) -> Figure:
+    """The highest value of each bin, dotted, beside a line that shows the mean."""
+    return line(name, x, y, colour, line={"dash": "dot", "width": 1.5}, showlegend=False, **more)
+
+
+def stacked(name: str, x: Sequence[float], y: Sequence[float | None], colour: str) -> Figure:
+    """An area on top of the ones before it."""
+    return line(
+        name, x, y, colour, stackgroup="all", fillcolor=f"var(--{colour})", line={"width": 0.5}
+    )
+
+
+def panels(count: int, gap: float = 0.08) -> list[tuple[float, float]]:
+    """Where ``count`` panels lie above each other, as shares of the height, the first on top."""
+    height = (1 - gap * (count - 1)) / count
+    bottoms = [(count - 1 - index) * (height + gap) for index in range(count)]
+    return [(round(bottom, 4), round(bottom + height, 4)) for bottom in bottoms]
+
+
+def rounded(value: float | None) -> float | None:
+    """Four significant digits: more than a pixel shows, and a third of the bytes."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def times(middles: Sequence[float]) -> list[float]:
+    """Times for an x axis."""
+    return [round(middle, 3) for middle in middles]
+
+
+def known(values: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Whether there is any value to draw."""
+    parts = values.values() if isinstance(values, Mapping) else values
+    return any(value is not None for value in parts)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session as one HTML page: the story, then charts to look at.
+
+The page needs nothing but itself: plotly.js, the style sheet and the script are in it, and its
+content security policy lets it load nothing and run no other script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from string import Template
+
+from plotly.offline import get_plotlyjs
+
+from analysis.renderers.html import (
+    about,
+    block_map,
+    evictions,
+    parts,
+    pool,
+    prefix_cache,
+    requests,
+    steps,
+    story,
+)
+from analysis.renderers.html.chart import Chart, Section
+from analysis.renderers.html.report import Report
+from analysis.series import Series
+from analysis.summary import Summary
+
+Charts = Callable[[Report], Iterable[Chart]]
+
+
+def render(summary: Summary, series: Series) -> str:
+    """The page."""
+    report = Report(summary, series)
+    sections = _sections(report)
+    session = summary.session
+    notes = [f"Warning: {warning}." for warning in summary.warnings]
+    if session.state != "complete":
+        state = "Still running" if session.state == "running" else "Cut off"
+        notes.insert(0, f"{state}: {session.note or ''}")
+    plotly, script = get_plotlyjs(), _asset("page.js")
+    return Template(_asset("page.html")).substitute(
+        policy=_policy(plotly, script),
+        style=_asset("page.css"),
+        title=parts.text(session.session_id),
+        directory=parts.text(session.directory),
+        notes=parts.paragraphs(notes, "note"),
+        story=parts.paragraphs(story.sentences(summary)),
+        figures=parts.figures(story.figures(summary)),
+        links=parts.links(sections),
+        sections="\n".join(parts.section(section) for section in sections),
+        facts=parts.facts(about.rows(summary)),
+        data=parts.data(sections),
+        plotly=plotly,
+        script=script,
+    )
+
+
+def _sections(report: Report) -> list[Section]:
+    """The page, top to bottom. A chart that is new is one more module, and its name here."""
+    layout: tuple[tuple[str, str, tuple[Charts, ...]], ...] = (
+        ("pool", "KV cache", (pool.charts, block_map.charts)),
+        ("prefix-cache", "Prefix cache", (prefix_cache.charts,)),
+        ("evictions", "Evictions", (evictions.charts,)),
+        ("requests", "Requests", (requests.charts,)),
+        ("scheduler", "Scheduler", (steps.charts,)),
+    )
+    return [
+        Section(key, heading, [chart for charts in drawn for chart in charts(report)])
+        for key, heading, drawn in layout
+    ]
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(*scripts: str) -> str:
+    """Only these scripts run, and nothing is fetched. (plotly.js writes styles as it draws.)"""
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's pieces as HTML. Every text is escaped here, whoever wrote it."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from analysis.renderers.html.chart import Chart, Section, Table
+from analysis.renderers.html.story import Figure
+from analysis.renderers.text.layout import printable
+
+_ZOOM = (
+    ("in", "+", "Zoom in"),
+    ("out", "−", "Zoom out"),
+    ("left", "←", "Earlier"),
+    ("right", "→", "Later"),
+    ("reset", "Reset", "Reset the zoom"),
+)
+
+
+def text(value: str) -> str:
+    """Text as it may stand between tags and in attributes."""
+    return html.escape(printable(value))
+
+
+def paragraphs(sentences: Iterable[str], kind: str = "") -> str:
+    attribute = f' class="{kind}"' if kind else ""
+    return "\n".join(f"<p{attribute}>{text(sentence)}</p>" for sentence in sentences)
+
+
+def figures(found: Iterable[Figure]) -> str:
+    """The tiles: a program finds each by its key, with its value at full precision."""
+    tiles = (
+        f'<div><dd data-key="{text(figure.key)}" data-value="{json.dumps(figure.value)}">'
+        f"{text(figure.text)}</dd><dt>{text(figure.label)}</dt></div>"
+        for figure in found
+    )
+    return "\n".join(tiles)
+
+
+def links(sections: Iterable[Section]) -> str:
+    return "\n".join(
+        f'<a href="#{section.key}">{text(section.heading)}</a>' for section in sections
+    )
+
+
+def section(found: Section) -> str:
+    return (
+        f'<section id="{found.key}" aria-labelledby="{found.key}-heading">\n'
+        f'<h2 id="{found.key}-heading">{text(found.heading)}</h2>\n'
+        + "\n".join(chart(part) for part in found.charts)
+        + "\n</section>"
+    )
+
+
+def chart(part: Chart) -> str:
+    return "\n".join(_chart(part))
+
+
+def _chart(part: Chart) -> Iterator[str]:
+    yield f'<figure id="{part.key}" aria-labelledby="{part.key}-heading">'
+    yield f'<h3 id="{part.key}-heading">{text(part.heading)}</h3>'
+    if part.figure is None:
+        yield f'<p class="nothing">{text(part.words)}</p>\n</figure>'
+        return
+    yield f'<p class="look">{text(part.look)}</p>'
+    yield _controls(part)
+    yield (
+        f'<div class="plot" data-chart="{part.key}" style="height:{part.height}px" role="img" '
+        f'aria-label="{text(part.heading)}" aria-describedby="{part.key}-words"></div>'
+    )
+    yield f'<figcaption id="{part.key}-words">{text(part.words)}</figcaption>'
+    if part.table is not None:
+        yield f"<details><summary>Figures</summary>\n{table(part.table)}\n</details>"
+    yield "</figure>"
+
+
+def _controls(part: Chart) -> str:
+    of = text(part.heading)
+    buttons = "".join(
+        f'<button type="button" data-zoom="{name}" aria-label="{label}: {of}" title="{label}">'
+        f"{sign}</button>"
+        for name, sign, label in _ZOOM
+    )
+    return f'<div class="zoom" role="group" aria-label="Zoom: {of}">{buttons}</div>'
+
+
+def table(content: Table) -> str:
+    head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in content.head)
+    rows = "\n".join(_row(cells) for cells in content.rows)
+    # A table wider than a phone scrolls by itself, by keyboard too.
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Table of figures"><table>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>"
+    )
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *rest = (text(cell) for cell in cells)
+    return f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{c}</td>" for c in rest) + "</tr>"
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(
+        f"<div><dt>{text(label)}</dt><dd>{text(said)}</dd></div>" for label, said in rows
+    )
+
+
+def data(sections: Iterable[Section]) -> str:
+    """The figures as JSON that may stand in a script element: no tag can begin in it."""
+    content: dict[str, Any] = {
+        part.key: {**part.figure, "overTime": part.over_time}
+        for found in sections
+        for part in found.charts
+        if part.figure is not None
+    }
+    plain = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

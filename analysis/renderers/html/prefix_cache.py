@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the prefix cache found, and what prompts have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analysis.renderers.formats import share
+from analysis.renderers.html.chart import (
+    Chart,
+    Table,
+    axis,
+    count_axis,
+    known,
+    line,
+    panels,
+    rounded,
+    time_axis,
+    times,
+)
+from analysis.renderers.html.report import Report
+from analysis.series.sharing import Depth
+
+
+def charts(report: Report) -> Iterator[Chart]:
+    yield _rate(report)
+    yield _sharing(report)
+
+
+def _rate(report: Report) -> Chart:
+    heading = "How much of the prompts came from the cache?"
+    look = (
+        "The line so far flattens; the rate of each moment shows whether the cache was still "
+        "warming up, and when it lost what it had."
+    )
+    true, rate = report.summary.prefix_cache.true, report.series.hit_rate
+    if not known(rate.so_far):
+        off = report.summary.facts.prefix_caching is False
+        nothing = "Prefix caching was off." if off else "No request was looked up and admitted."
+        return Chart("hit-rate", heading, look, nothing)
+    x = times(report.series.bins.middles)
+    top, bottom = panels(2)
+    width = report.series.bins.width_sec
+    figure = {
+        "data": [
+            line(
+                "at that moment",
+                x,
+                _percent(rate.in_bin),
+                "cached",
+                mode="lines+markers",
+                marker={"size": 4},
+                line={"width": 1},
+            ),
+            line("so far", x, _percent(rate.so_far), "held", line={"width": 3}),
+            {
+                "type": "bar",
+                "name": "asked for",
+                "x": x,
+                "y": [rounded(tokens / width) for tokens in rate.query_tokens],
+                "yaxis": "y2",
+                "marker": {"color": "var(--free)", "line": {"width": 0}},
+            },
+        ],
+        "layout": {
+            "xaxis": time_axis(report.series.bins, anchor="y2"),
+            "yaxis": axis("hit rate, %", range=[0, 102], domain=top),
+            "yaxis2": count_axis("tokens asked for a second", domain=bottom),
+            "hovermode": "x unified",
+            "bargap": 0,
+        },
+    }
+    return Chart(
+        "hit-rate",
+        heading,
+        look,
+        f"{share(true.token_rate)} of the prompt tokens were found: {true.hit_tokens:,} of "
+        f"{true.query_tokens:,}. {share(true.request_rate)} of the requests found some: "
+        f"{true.requests_hit:,} of {true.requests:,}.",
+        figure,
+        Table(
+            ("", "found", "of", "rate"),
+            [
+                (
+                    "Prompt tokens",
+                    f"{true.hit_tokens:,}",
+                    f"{true.query_tokens:,}",
+                    share(true.token_rate),
+                ),
+                (
+                    "Requests",
+                    f"{true.requests_hit:,}",
+                    f"{true.requests:,}",
+                    share(true.request_rate),
+                ),
+            ],
+        ),
+        over_time=True,
+        height=460,
+    )
+
+
+def _percent(rates: tuple[float | None, ...]) -> list[float | None]:
+    return [None if rate is None else 100 * rate for rate in rates]
+
+
+def _sharing(report: Report) -> Chart:
+    heading = "How deep do prompts share their beginnings?"
+    look = (
+        "The gap between the lines is what a cache that forgets nothing would have found on top; "
+        "where the upper line falls, prompts part, and no cache setting helps beyond that."
+    )
+    sharing = report.series.sharing
+    if not sharing.depths:
+        return Chart(
+            "sharing",
+            heading,
+            look,
+            "No request that ended has a full block of prompt with a content id (with prefix "
+            "caching off there are none), or engines have blocks of different sizes.",
+        )
+    depths = sharing.depths
+    x = [depth.tokens for depth in depths]
+    text = [f"{depth.prompts:,} prompts are that long" for depth in depths]
+    data = [
+        line(
+            name,
+            x,
+            y,
+            colour,
+            mode="lines+markers",
+            text=text,
+            hovertemplate=f"%{{x:,}} tokens: %{{y:.1f}} % {what}<br>%{{text}}<extra></extra>",
+            line={"dash": dash},
+        )
+        for name, y, colour, dash, what in (
+            (
+                "shared with another prompt",
+                [100 * depth.shareable / depth.prompts for depth in depths],
+                "cached",
+                "dash",
+                "could have found that much",
+            ),
+            (
+                "found in the cache",
+                [100 * depth.found / depth.prompts for depth in depths],
+                "held",
+                "solid",
+                "found that much",
+            ),
+        )
+    ]
+    first = depths[0]
+    return Chart(
+        "sharing",
+        heading,
+        look,
+        f"Of {first.prompts:,} prompts with a full block of {first.tokens:,} tokens, "
+        f"{first.shareable:,} begin with a block that another one had before, and {first.found:,} "
+        "found it. The table has the same for longer beginnings.",
+        {
+            "data": data,
+            "layout": {
+                "xaxis": axis(
+                    "length of the beginning, tokens (logarithmic)",
+                    type="log",
+                    tickvals=x,
+                    ticktext=[f"{tokens:,}" for tokens in x],
+                ),
+                "yaxis": axis("% of prompts that long", range=[0, 103]),
+            },
+        },
+        Table(
+            ("First tokens", "prompts", "beginnings", "shared", "found", "most frequent"),
+            [_depth(depth) for depth in depths],
+        ),
+    )
+
+
+def _depth(depth: Depth) -> tuple[str, ...]:
+    figures = (depth.prompts, depth.distinct, depth.shareable, depth.found, depth.hottest)
+    return (f"{depth.tokens:,}", *(f"{figure:,}" for figure in figures))

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions side by side: what was configured otherwise, and what became of each measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from analysis.comparison import NAMES, SAME, Comparison, Row, Setting
+from analysis.renderers import measures
+from analysis.renderers.formats import duration
+from analysis.renderers.text.layout import WIDTH, Line, note, printable, section, table, wrapped
+from analysis.renderers.text.painting import paint, plain
+from analysis.summary import About
+
+
+def write(found: Comparison, out: TextIO) -> None:
+    """Print the comparison."""
+    paint(lambda _: _layout(found), out)
+
+
+def render(found: Comparison) -> str:
+    """The comparison as plain text."""
+    return plain(lambda _: _layout(found))
+
+
+def _layout(found: Comparison) -> Iterator[Line]:
+    for number, (name, about) in enumerate(zip(NAMES, found.sessions, strict=False)):
+        yield from _session(name, about, is_baseline=number == 0)
+    yield from section("Configuration that differs", _configuration(found.configuration))
+    for number, doubts in enumerate(found.doubts, start=1):
+        heading = f"{NAMES[number]} against the baseline {NAMES[0]}"
+        yield from section(heading, _pair(found.measures, doubts, number))
+
+
+def _session(name: str, about: About, *, is_baseline: bool) -> Iterator[Line]:
+    baseline = "  (the baseline)" if is_baseline else ""
+    yield ((f"{name}  ", "label"), (about.session_id, "title"), (baseline, "label"))
+    yield ((f"   {about.directory}", "label"),)
+    window = duration(about.duration_sec - about.begin_sec)
+    warm_up = f" after {duration(about.begin_sec)} of warm-up" if about.begin_sec else ""
+    yield ((f"   {window}{warm_up}, {about.state}", "label"),)
+
+
+def _configuration(settings: Sequence[Setting]) -> Iterator[Line]:
+    if not settings:
+        yield from note("Nothing that was recorded.")
+        return
+    names = NAMES[: len(settings[0].values)]
+    rows = [(s.name, *(value or measures.NONE for value in s.values)) for s in settings]
+    columns = list(zip(("", *names), *rows, strict=True))
+    if sum(2 + max(len(printable(cell)) for cell in column) for column in columns) <= WIDTH:
+        yield from table(("", *names), rows)
+        return
+    for setting, *values in rows:
+        yield ((f"  {setting}", "label"),)
+        for name, value in zip(names, values, strict=True):
+            yield from wrapped(f"    {name}  ", value, "label", "")
+
+
+def _pair(rows: Sequence[Row], doubts: Sequence[str], number: int) -> Iterator[Line]:
+    if doubts:
+        yield from note("Not comparable, so no change is called better or worse:")
+        for doubt in doubts:
+            yield from wrapped("  - ", doubt, "warning", "warning")
+        yield ()
+    known = [row for row in rows if row.values[0] is not None or row.values[number] is not None]
+    cells = [_cells(row, number) for row in known]
+    yield from table(("", NAMES[0], NAMES[number], "change", "", ""), cells)
+    if not doubts:
+        yield from note(
+            f"Better or worse is said of measures that have a direction; a change of up to "
+            f"{100 * SAME:g} % is the same."
+        )
+
+
+def _cells(row: Row, number: int) -> tuple[str, ...]:
+    change = row.changes[number - 1]
+    return (
+        row.name,
+        measures.figure(row.values[0], row.unit),
+        measures.figure(row.values[number], row.unit),
+        measures.absolute(change, row.unit),
+        measures.relative(change),
+        change.verdict or "",
+    )

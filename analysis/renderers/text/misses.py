@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why the prefix cache missed, and what the prompts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analysis.facts import Facts
+from analysis.families import Families, Family, TooShort
+from analysis.miss_reasons import Costly, MissReasons, Short
+from analysis.renderers.formats import byte_size, seconds, share
+from analysis.renderers.text.layout import Line, note, row, table
+
+_MEANING = {
+    "compulsory": "new content",
+    "capacity": "evicted before",
+    "not yet cached": "being computed",
+    "held back": "another group lacked it",
+    "behind": "behind a missing one",
+    "other rank": "on another rank",
+    "last token": "ends the prompt",
+    "speculation": "dropped for drafting",
+    "unknown": "request not ended",
+}
+
+
+def lines(missed: MissReasons, facts: Facts) -> Iterator[Line]:
+    """The section; empty where nothing was looked up."""
+    if not missed.requests:
+        return
+    prompt = missed.query_tokens
+    rows = [("Found", "", f"{missed.hit_tokens:,}", share(_part(missed.hit_tokens, prompt)), "")]
+    rows += [
+        (
+            f"{reason.capitalize()}: {_MEANING[reason]}",
+            f"{part.blocks:,}" if part.blocks else "",
+            f"{part.tokens:,}",
+            share(_part(part.tokens, prompt)),
+            f"{part.requests:,}",
+        )
+        for reason, part in missed.by_reason.items()
+    ]
+    partial = missed.partial_tokens
+    rows.append(("Last block, not full", "", f"{partial:,}", share(_part(partial, prompt)), ""))
+    yield from table(("", "blocks", "tokens", "of prompts", "requests"), rows)
+    if missed.held_back_by:
+        groups = ", ".join(
+            f"group {group}: {blocks:,}" for group, blocks in missed.held_back_by.items()
+        )
+        yield from row("Held back by", groups)
+    if missed.recomputed_tokens:
+        yield from _evicted(missed, facts)
+    yield from row(
+        "Ceiling", share(missed.ceiling), "of tokens, if nothing had been missed but new content"
+    )
+
+
+def _evicted(missed: MissReasons, facts: Facts) -> Iterator[Line]:
+    computed = f"{share(missed.recomputed_share)} of all prompt tokens computed"
+    yield from row(
+        "Recomputed", f"{missed.recomputed_tokens:,} tokens", f"that had been evicted, {computed}"
+    )
+    short = missed.short
+    late = f"95 % under {seconds(short.late_p95_sec)}"
+    yield from row("Evicted too early by", f"{seconds(short.late_p50_sec)} (median)", late)
+    if short.more_blocks_max is not None:
+        yield from row("Would have hit with", _more(short, facts))
+    for costly in missed.costliest[:3]:
+        yield from note(_costly(costly))
+
+
+def _more(short: Short, facts: Facts) -> str:
+    def blocks(count: int | None) -> str:
+        return f"{count or 0:,}"
+
+    largest = short.more_blocks_max or 0
+    size = facts.bytes_per_block
+    room = "" if size is None else f" ({byte_size(largest * size)} of KV cache)"
+    return (
+        f"{blocks(short.more_blocks_p50)} more blocks half of them, "
+        f"{blocks(short.more_blocks_p90)} nine in ten, {blocks(largest)}{room} all, at most"
+    )
+
+
+def _costly(costly: Costly) -> str:
+    by = f" by {costly.evicted_by}" if costly.evicted_by else ""
+    more = "" if costly.more_blocks is None else f"; {costly.more_blocks:,} more blocks, no loss"
+    return (
+        f"{costly.request_id} computed {costly.tokens:,} tokens again: evicted{by} "
+        f"{seconds(costly.late_sec)} before{more}"
+    )
+
+
+def families(found: Families) -> Iterator[Line]:
+    """What the prompts share, and where they part."""
+    if not found.requests:
+        return
+    if not found.sharing:
+        yield from note("No prompt begins with 16 or more tokens of an earlier one.")
+        return
+    yield from row(
+        "Shared beginnings",
+        f"{share(_part(found.shared_tokens, found.prompt_tokens))} of tokens",
+        f"in {found.sharing:,} of {found.requests:,} prompts that begin as an earlier one",
+    )
+    if found.unit_never_fills:
+        yield from note(
+            f"A hit is a multiple of {found.unit:,} tokens, more than any request can have: "
+            "no block can ever be found."
+        )
+    if found.too_short:
+        yield from _too_short(found.too_short)
+    for family in found.largest[:3]:
+        yield from note(_family(family))
+
+
+def _too_short(short: TooShort) -> Iterator[Line]:
+    yield from row(
+        "Shared, too short",
+        f"{short.requests:,} prompts",
+        f"share up to {short.longest_tokens:,} tokens, and a block has {short.unit:,}",
+    )
+    if short.finding_unit is not None:
+        yield from note(
+            f"Blocks of {short.finding_unit:,} tokens would have found {short.found_tokens:,} "
+            "tokens of these."
+        )
+
+
+def _family(family: Family) -> str:
+    return (
+        f"{family.requests:,} prompts share their first {family.shared_tokens:,} tokens and part "
+        f"before token {family.part_before:,}, {family.continuations:,} ways "
+        f"({family.tokens_after:,} tokens after it)"
+    )
+
+
+def _part(tokens: int, whole: int) -> float | None:
+    return tokens / whole if whole else None

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why requests waited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analysis.facts import Scheduler
+from analysis.renderers.formats import percent, seconds, share
+from analysis.renderers.text.layout import Line, row, table
+from analysis.waiting import Waiting
+
+SHOWN = 4
+"""Reasons that have a line of their own."""
+
+_NAMES = {
+    "preempting": "Step preempted, admits none",
+    "token_budget": "No tokens left in the step",
+    "max_num_seqs": "No place among the running",
+    "never_fits": "First in line can never run",
+    "no_blocks": "No blocks for its next chunk",
+    "whole_prompt": "Whole prompt must fit",
+    "watermark": "Watermark kept free",
+    "blocks": "Not enough blocks",
+    "no_chunking": "Prompt is not cut up",
+    "lora": "No slot for its adapter",
+    "connector": "KV connector",
+    "paused": "Paused, or not ready",
+    "not_known": "Not known",
+}
+
+
+def lines(waiting: Waiting, scheduler: Scheduler) -> Iterator[Line]:
+    """The section; empty where no request waited."""
+    if not waiting.by_reason:
+        return
+    figure = f"{seconds(waiting.request_sec)} of all requests together"
+    how = f"up to {waiting.most:,} at once, in {seconds(waiting.waited_sec)} of the time"
+    yield from row("Waited", figure, how)
+    reasons = list(waiting.by_reason.items())
+    rows = [
+        (
+            _name(name, scheduler),
+            seconds(reason.request_sec),
+            share(reason.share),
+            percent(None if reason.usage_pct is None else 100 - reason.usage_pct),
+        )
+        for name, reason in reasons[:SHOWN]
+    ]
+    rest = [reason for _, reason in reasons[SHOWN:]]
+    if rest:
+        total, part = sum(r.request_sec for r in rest), sum(r.share for r in rest)
+        rows.append((f"{len(rest)} other reasons", seconds(total), share(part), ""))
+    yield from table(("", "waited", "of it", "blocks not held then"), rows)
+
+
+def _name(reason: str, scheduler: Scheduler) -> str:
+    limit = {
+        "token_budget": scheduler.max_num_scheduled_tokens,
+        "max_num_seqs": scheduler.max_num_active_seqs,
+        "lora": scheduler.max_loras,
+    }.get(reason)
+    return _NAMES[reason] + ("" if limit is None else f" ({limit:,})")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the charts of a session show: the same number of points however long it is.
+
+Each table is read once more for it. Figures that the summary has are not computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.series import block_map, evictions, hit_rate, pools, sharing, steps, timeline
+from analysis.series.bins import Bins, of_session
+from analysis.series.block_map import BlockMap
+from analysis.series.evictions import EvictionRate
+from analysis.series.hit_rate import HitRate
+from analysis.series.pools import PoolSeries
+from analysis.series.sharing import Sharing
+from analysis.series.steps import StepSeries
+from analysis.series.timeline import Timeline
+from analysis.session import Session
+from analysis.summary import Summary
+
+
+@dataclass(frozen=True)
+class Series:
+    """Each part documents its values and their units; one value a bin is one of ``bins``."""
+
+    bins: Bins
+    pools: PoolSeries
+    eviction_rate: EvictionRate
+    block_map: BlockMap | None
+    hit_rate: HitRate
+    sharing: Sharing
+    timeline: Timeline
+    steps: StepSeries
+
+
+def measure(session: Session, summary: Summary) -> Series:
+    """The series of a session whose summary is known.
+
+    Raises:
+        SessionError: a table cannot be read.
+
+    """
+    bins = of_session(session)
+    evicted, drawn = _evictions(session, summary, bins)
+    shared, picked = _requests(session, summary)
+    return Series(
+        bins=bins,
+        pools=pools.measure(session, bins),
+        eviction_rate=evicted.rate(),
+        block_map=drawn.result(),
+        hit_rate=hit_rate.measure(session, bins),
+        sharing=shared.result(),
+        timeline=picked.result(),
+        steps=steps.measure(session, bins),
+    )
+
+
+def _evictions(
+    session: Session, summary: Summary, bins: Bins
+) -> tuple[evictions.Counted, block_map.Drawn]:
+    """Both answers that kv_cache_evictions.csv gives, in one pass: it is the largest table."""
+    # Block 0 is the null block, which no request ever holds.
+    blocks = {
+        (pool.engine, pool.pool): pool.end.total_blocks + 1
+        for pool in summary.usage.pools
+        if pool.engine is not None and pool.pool is not None
+    }
+    counted, drawn = evictions.Counted(bins), block_map.Drawn(bins, blocks)
+    columns = list(dict.fromkeys((*evictions.COLUMNS, *block_map.COLUMNS)))
+    for batch in session.batches("kv_cache_evictions", columns):
+        counted.add(batch)
+        drawn.add(batch)
+    return counted, drawn
+
+
+def _requests(session: Session, summary: Summary) -> tuple[sharing.Collected, timeline.Picked]:
+    """Both answers that requests.jsonl gives."""
+    shared, picked = sharing.Collected(), timeline.picking(summary.requests.ended)
+    columns = list(dict.fromkeys((*sharing.COLUMNS, *timeline.COLUMNS)))
+    for batch in session.batches("requests", columns):
+        shared.add(batch)
+        picked.add(batch)
+    return shared, picked

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of the session does a moment fall into?
+
+However long a session is, a chart of it has the same number of points: its time is cut into equal
+bins, and everything that happened in one becomes one point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import polars as pl
+
+from analysis.session import Session
+
+BINS = 360
+"""Points of a time series: more than that no screen tells apart in a chart's width."""
+
+_SHORTEST_SEC = 1e-6
+"""A bin of a session in which no time passed; the tables tell microseconds."""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """``count`` equal parts, of ``width_sec`` each, of the time from ``begin_sec`` on."""
+
+    begin_sec: float
+    width_sec: float
+    count: int
+
+    @property
+    def end_sec(self) -> float:
+        """Where the last bin ends."""
+        return self.begin_sec + self.count * self.width_sec
+
+    @cached_property
+    def edges(self) -> tuple[float, ...]:
+        """Where the bins begin, and where the last one ends."""
+        return tuple(self.begin_sec + index * self.width_sec for index in range(self.count + 1))
+
+    @cached_property
+    def middles(self) -> tuple[float, ...]:
+        """The middle of each bin, in seconds since the session began."""
+        return tuple(begin + self.width_sec / 2 for begin in self.edges[:-1])
+
+    def of(self, time: pl.Expr) -> pl.Expr:
+        """The bin of a time in seconds; what lies outside is counted to the nearest one."""
+        index = ((time - self.begin_sec) / self.width_sec).floor()
+        return index.clip(0, self.count - 1).cast(pl.Int32).alias("bin")
+
+    def finer(self, parts: int) -> Bins:
+        """The same time in ``parts`` times as many bins."""
+        return Bins(self.begin_sec, self.width_sec / parts, self.count * parts)
+
+    def dense(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """One row for each bin in order; columns are null where ``frame`` has no row for it."""
+        every = pl.DataFrame({"bin": range(self.count)}, schema={"bin": pl.Int32})
+        return every.join(frame, on="bin", how="left", maintain_order="left")
+
+
+def of_session(session: Session, count: int = BINS) -> Bins:
+    """The bins of the session's time, without its warm-up."""
+    duration = session.end_sec - session.begin_sec
+    return Bins(session.begin_sec, max(duration / count, _SHORTEST_SEC), count)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which contents did more than one request use, and when was each last used before?
+
+A request uses the contents that it found or computed, from its admission to its end, a time in
+which it was preempted included. What only one request used is not here: there is no reuse of it,
+and in most sessions it is nearly everything.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from analysis.prompts import Prompts
+
+
+def spans(prompts: Prompts) -> pl.DataFrame:
+    """``request``, ``order``, ``begin_sec``, ``end_sec`` of every request that ran."""
+    return prompts.runs.group_by("request").agg(
+        pl.col("order", "begin_sec").min(), pl.col("end_sec").max()
+    )
+
+
+def shared(prompts: Prompts) -> pl.DataFrame:
+    """One row for each use of a content that several requests used, by content and admission.
+
+    Columns: ``key``, ``request``, ``order`` (of its admission), ``index``, ``begin_sec``,
+    ``end_sec``; ``previous_sec``, when the request that used it before was admitted, null for the
+    first use; ``asked``, it is one of the prompt's blocks that a lookup can find, of a lookup in
+    the window; ``found``, this lookup found it in the cache.
+    """
+    size = pl.col("block_size")
+    lookups = prompts.asked.lazy().drop_nulls("request")
+    # The last token is always computed, so a block that ends with it is never found.
+    asked = lookups.select(
+        "request",
+        "in_window",
+        reach=(pl.col("query_tokens") - 1) // size,
+        hit=pl.col("hit_tokens") // size,
+    )
+    made = prompts.contents.lazy().filter("made")
+    keys = made.select("key").collect()["key"].sort(in_place=True)
+    several = keys.filter(keys == keys.shift(1)).unique()
+    return (
+        made.join(pl.LazyFrame({"key": several}), on="key", how="semi")
+        .join(spans(prompts).lazy(), on="request")
+        .join(asked, on="request", how="left")
+        .sort("key", "order")
+        .select(
+            "key",
+            "request",
+            "order",
+            "index",
+            "begin_sec",
+            "end_sec",
+            previous_sec=pl.when(pl.col("key") == pl.col("key").shift(1)).then(
+                pl.col("begin_sec").shift(1)
+            ),
+            asked=(
+                pl.col("in_prompt") & pl.col("in_window") & (pl.col("index") < pl.col("reach"))
+            ).fill_null(value=False),
+            found=(pl.col("index") < pl.col("hit")).fill_null(value=False),
+        )
+        .collect()
+    )
+
+
+def later(uses: pl.DataFrame) -> pl.DataFrame:
+    """What became of the blocks that a request computed itself, of contents that several
+    requests used: ``key``, ``request``, ``asked_later`` and ``found_later``, how many requests
+    asked for the content after it, and how many of them found it in the cache."""
+    after = {
+        f"{name}_later": pl.col(name).cast(pl.Int64).cum_sum(reverse=True).over("key")
+        - pl.col(name).cast(pl.Int64)
+        for name in ("asked", "found")
+    }
+    return (
+        uses.lazy()
+        .with_columns(**after)
+        .filter(~pl.col("found"))
+        .select("key", "request", *after)
+        .collect()
+    )

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every measure has its name, its figure and its line in the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from analysis import RuleError, measures, open_session, summarize
+from tests.analysis.builder import SessionBuilder
+
+DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "compare-and-check.md"
+
+
+def known(session: SessionBuilder) -> None:
+    """A session whose measures are easy to work out; in ``FIGURES`` they are."""
+    # Of the 10 s: 4 at 20 %, 4 at 95 %, 2 at 0 %.
+    session.usage((0, 20), (4, 95), (8, 0))
+    session.rows(
+        "kv_cache_allocations.csv",
+        {"event": "allocate", "num_blocks": 30},
+        {"event": "reuse", "num_blocks": 12},
+        {"event": "reset", "num_blocks": ""},
+    )
+    session.evictions(
+        {"lifetime_sec": 1, "idle_sec": 0.5, "reuse_count": 0},
+        {"lifetime_sec": 2, "idle_sec": 0.5, "reuse_count": 3},
+        {"lifetime_sec": 6, "idle_sec": 5.5, "reuse_count": 1},
+    )
+    huge = {"request_id": "huge", "query_tokens": 1601, "hit_tokens": 0, "admitted": 0}
+    session.lookups(
+        {"request_id": "a", "query_tokens": 100, "hit_tokens": 0},
+        {"request_id": "b", "query_tokens": 100, "hit_tokens": 80},
+        {"request_id": "c", "query_tokens": 50, "hit_tokens": 16},
+        {"request_id": "d", "query_tokens": 150, "hit_tokens": 0},
+        huge,
+    )
+    session.rows(
+        "scheduler_steps.csv", {"preempted_reqs": 2, "repeats": 1}, {"preempted_reqs": 1}
+    )
+    asked = {"input_length": 100, "output_length": 7}
+    session.requests(
+        {**asked, "finish_reason": "stop", "preemptions": 2},
+        {**asked, "finish_reason": "stop", "preemptions": 1},
+        {**asked, "finish_reason": "abort", "computed_tokens": 90},
+    )
+
+
+FIGURES = {
+    "hit_rate": 96 / 400,
+    "request_hit_rate": 2 / 4,
+    "vllm_hit_rate": 96 / 400,
+    "hit_tokens": 96,
+    "preemptions": 3,
+    "preempted_requests": 2,
+    "most_preemptions": 2,
+    "usage_mean": (4 * 20 + 4 * 95) / 10,
+    "usage_while_held": (4 * 20 + 4 * 95) / 8,
+    "usage_p50": 20,
+    "usage_p95": 95,
+    "usage_peak": 95,
+    "usage_under_40": 0.6,
+    "usage_over_90": 0.4,
+    "evictions": 3,
+    "evictions_reused": 2,
+    "evictions_per_sec": 0.3,
+    "lifetime_mean": 3,
+    "lifetime_p50": 2,
+    # Nine tenths of the way from the second of three to the third.
+    "lifetime_p95": 2 + 0.9 * 4,
+    "idle_p50": 0.5,
+    "idle_p95": 0.5 + 0.9 * 5,
+    "blocks_allocated": 30,
+    "blocks_reused": 12,
+    "resets": 1,
+    "requests": 3,
+    "input_tokens": 300,
+    "output_tokens": 21,
+    "aborted": 1,
+    "aborted_tokens": 90,
+    "never_admitted": 1,
+    "too_large": 1,
+    "duration": 10,
+}
+
+
+def test_every_figure(session: SessionBuilder) -> None:
+    known(session)
+    found = measures.of(summarize(open_session(session.folder)))
+    assert list(found) == [measure.name for measure in measures.CATALOGUE]
+    assert {name: found[name] for name in FIGURES} == pytest.approx(FIGURES)
+
+
+def test_rates_over_time_are_those_of_the_window(session: SessionBuilder) -> None:
+    session.usage((0, 10))
+    session.evictions({"timestamp_sec": 1}, {"timestamp_sec": 7}, {"timestamp_sec": 9})
+    found = measures.of(summarize(open_session(session.folder, after_sec=6)))
+    assert (found["evictions"], found["duration"], found["evictions_per_sec"]) == (2, 4, 0.5)
+
+
+def test_an_empty_session_has_counts_but_no_rates(session: SessionBuilder) -> None:
+    session.metadata(ended_at=None)
+    found = measures.of(summarize(open_session(session.folder)))
+    none = ["hit_rate", "usage_mean", "usage_over_90", "evictions_per_sec", "idle_p95"]
+    assert [found[name] for name in none] == [None] * 5
+    assert (found["evictions"], found["preemptions"], found["requests"]) == (0, 0, 0)
+
+
+def test_what_is_no_number_is_no_value(session: SessionBuilder) -> None:
+    session.evictions({"lifetime_sec": "NaN", "idle_sec": "inf"})
+    found = measures.of(summarize(open_session(session.folder)))
+    assert (found["lifetime_mean"], found["idle_p50"], found["evictions"]) == (None, None, 1)
+
+
+def test_the_nearest_names_are_told() -> None:
+    assert measures.named("hit_rate").better == "higher"
+    for wrong, near in {
+        "hitrate": "hit_rate",
+        "preemption": "preemptions",
+        "usage_p59": "usage_p95",
+        "p95": "usage_p95",
+    }.items():
+        with pytest.raises(RuleError) as caught:
+            measures.named(wrong)
+        assert near in str(caught.value)
+        assert "profilemate check --list" in str(caught.value)
+    with pytest.raises(RuleError, match=r"there is no measure 'xyzzy'; 'profilemate"):
+        measures.named("xyzzy")
+
+
+def test_the_documentation_has_the_same_measures() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|$", DOCUMENTATION.read_text(), re.MULTILINE
+    )
+    assert rows == [
+        (measure.name, measure.unit, measure.says, measure.better or "")
+        for measure in measures.CATALOGUE
+    ]

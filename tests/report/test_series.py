@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the charts show, counted by hand, or once more in the plainest way."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from analysis import open_session
+from analysis.series import block_map, evictions, hit_rate, pools, sharing, steps, timeline
+from analysis.series.bins import Bins, of_session
+from analysis.session import Session
+from tests.analysis.builder import SessionBuilder
+
+
+@pytest.fixture(params=[100, 10_000])
+def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are read in pieces of so many bytes: of a row or three, or of a few hundred."""
+    monkeypatch.setattr("analysis.reading._CHUNK", request.param)
+
+
+def opened(builder: SessionBuilder, after_sec: float = 0.0) -> tuple[Session, Bins]:
+    """A session of 10 s, in bins of a second."""
+    session = open_session(builder.folder, after_sec=after_sec)
+    return session, of_session(session, round(10 - after_sec))
+
+
+def frames(builder: SessionBuilder, table: str, columns: tuple[str, ...]) -> list[pl.DataFrame]:
+    return list(open_session(builder.folder).batches(table, columns))
+
+
+def test_bins_cover_the_session(session: SessionBuilder) -> None:
+    _, bins = opened(session, after_sec=4)
+    assert bins == Bins(4, 1, 6)
+    assert bins.edges == (4, 5, 6, 7, 8, 9, 10)
+    assert bins.middles[0] == 4.5
+    times = pl.DataFrame({"at": [3.0, 4.0, 4.999, 5.0, 10.0, 11.0]})
+    assert times.select(bins.of(pl.col("at"))).to_series().to_list() == [0, 0, 0, 1, 5, 5]
+    assert of_session(open_session(session.folder)).count == 360
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_level_holds_until_the_next_row(session: SessionBuilder) -> None:
+    session.usage((0.5, 10), (2.25, 90), (2.5, 20), running_reqs=3, waiting_reqs=1)
+    session.usage((7, 100), running_reqs=5, waiting_reqs=0)
+    found = pools.measure(*opened(session))
+    # 2 to 3 s: 10 for a quarter, 90 for a quarter, 20 for a half.
+    assert found.pools == 1
+    assert found.held == pytest.approx((10, 10, 35, 20, 20, 20, 20, 100, 100, 100))
+    assert found.cached == pytest.approx((10, 10, 15, 20, 20, 20, 20, 0, 0, 0))
+    assert found.free == pytest.approx((80, 80, 50, 60, 60, 60, 60, 0, 0, 0))
+    assert found.usage.mean == pytest.approx(found.held)
+    assert found.usage.low == (10, 10, 10, 20, 20, 20, 20, 100, 100, 100)
+    assert found.usage.high == (10, 10, 90, 20, 20, 20, 20, 100, 100, 100)
+    assert found.running.mean == pytest.approx((3,) * 7 + (5,) * 3)
+    assert found.waiting.high == (1,) * 7 + (0,) * 3
+
+
+def test_before_its_first_row_nothing_is_known(session: SessionBuilder) -> None:
+    session.usage((2, 10))
+    found = pools.measure(*opened(session))
+    assert found.held[:3] == (None, None, 10)
+    assert found.usage.high[:3] == (None, None, 10)
+
+
+def test_what_held_when_warm_up_ended_holds_on(session: SessionBuilder) -> None:
+    session.usage((0, 90), (1, 50), (5.5, 20))
+    found = pools.measure(*opened(session, after_sec=4))
+    assert found.held == pytest.approx((50, 35, 20, 20, 20, 20))
+    assert found.usage.high == (50, 50, 20, 20, 20, 20)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_pools_add_up_and_their_extremes_are_any_pools(session: SessionBuilder) -> None:
+    session.usage((0, 20), running_reqs=2, engine=0)
+    session.usage((0, 60), running_reqs=4, engine=1)
+    session.usage((5, 0), running_reqs=0, engine=0)
+    found = pools.measure(*opened(session))
+    assert found.pools == 2
+    assert found.held == pytest.approx((80,) * 5 + (60,) * 5)
+    assert found.usage.mean == pytest.approx((40,) * 5 + (30,) * 5)
+    assert (found.usage.low[0], found.usage.high[0]) == (20, 60)
+    assert (found.usage.low[9], found.usage.high[9]) == (0, 60)
+    assert found.running.mean == pytest.approx((3,) * 5 + (2,) * 5)
+
+
+def test_no_row_is_no_level(session: SessionBuilder) -> None:
+    found = pools.measure(*opened(session))
+    assert (found.pools, found.held, found.usage.mean) == (0, (None,) * 10, (None,) * 10)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_eviction_rate(session: SessionBuilder) -> None:
+    session.evictions(
+        *({"timestamp_sec": time} for time in (0.25, 0.5, 0.5, 3.25, 9.5)),
+        {"timestamp_sec": 0.75, "reason": "reset"},
+    )
+    counted = evictions.Counted(Bins(0, 5, 2))
+    for frame in frames(session, "kv_cache_evictions", evictions.COLUMNS):
+        counted.add(frame)
+    rate = counted.rate()
+    # Four in the first five seconds for room and one by a reset; four of them in the first one.
+    assert rate.mean == {"reallocated": (0.8, 0.2), "reset": (0.2, 0.0)}
+    assert rate.busiest == (4, 1)
+    assert rate.parts == 5
+    assert list(rate.mean) == ["reallocated", "reset"]
+
+
+def test_short_bins_have_one_part(session: SessionBuilder) -> None:
+    assert evictions.Counted(Bins(0, 0.1, 100)).parts == 1
+    assert evictions.Counted(Bins(0, 100, 100)).parts == 10
+
+
+def test_block_map_of_one_eviction(session: SessionBuilder) -> None:
+    session.evictions(
+        # In use from 0.5 to 2 s, then kept for reuse until 3.5 s.
+        {"timestamp_sec": 3.5, "lifetime_sec": 3, "evictable_sec": 1.5, "block_id": 2}
+    )
+    found = drawn(session, Bins(0, 1, 4), {(0, 0): 4})
+    nothing = (0, 0, 0, 0)
+    assert found.used == (nothing, nothing, (50, 100, 0, 0), nothing)
+    assert found.kept == (nothing, nothing, (0, 0, 100, 50), nothing)
+    assert (found.blocks_per_row, found.told_share) == (1, pytest.approx(3 / 16))
+
+
+def test_a_block_that_was_held_when_it_was_evicted_was_in_use(session: SessionBuilder) -> None:
+    session.evictions({"timestamp_sec": 2, "lifetime_sec": 2, "block_id": 0})
+    found = drawn(session, Bins(0, 1, 4), {(0, 0): 1})
+    assert (found.used, found.kept) == (((100, 100, 0, 0),), ((0, 0, 0, 0),))
+
+
+def test_the_pool_with_the_most_evictions_is_drawn(session: SessionBuilder) -> None:
+    session.evictions({"block_id": 1}, {"block_id": 1, "engine": 1}, {"block_id": 2, "engine": 1})
+    bins = Bins(0, 1, 4)
+    found = drawn(session, bins, {(0, 0): 4, (1, 0): 4})
+    assert (found.engine, found.pool) == (1, 0)
+    counted = block_map.Drawn(bins, {})
+    for frame in frames(session, "kv_cache_evictions", block_map.COLUMNS):
+        counted.add(frame)
+    assert counted.result() is None
+
+
+def drawn(
+    session: SessionBuilder, bins: Bins, blocks: dict[tuple[int, int], int]
+) -> block_map.BlockMap:
+    counted = block_map.Drawn(bins, blocks)
+    for frame in frames(session, "kv_cache_evictions", block_map.COLUMNS):
+        counted.add(frame)
+    found = counted.result()
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_block_map_is_the_sum_of_all_overlaps(session: SessionBuilder) -> None:
+    draw = random.Random(1)
+    blocks, bins = 500, Bins(2, 0.5, 12)
+    free_from = [0.0] * blocks
+    rows = []
+    for _ in range(2_000):
+        block = draw.randrange(1, blocks)
+        allocated = free_from[block] + draw.random()
+        released = allocated + draw.random()
+        evicted = free_from[block] = released + draw.random()
+        rows.append((block, allocated, released, evicted))
+    session.evictions(
+        *(
+            {
+                "timestamp_sec": evicted,
+                "lifetime_sec": evicted - allocated,
+                "evictable_sec": evicted - released,
+                "block_id": block,
+            }
+            for block, allocated, released, evicted in rows
+            if evicted <= bins.end_sec
+        )
+    )
+    found = drawn(session, bins, {(0, 0): blocks})
+    assert (found.blocks_per_row, len(found.used)) == (4, 125)
+    for row, (used, kept) in enumerate(zip(found.used, found.kept, strict=True)):
+        mine = [part for part in rows if part[0] // 4 == row and part[3] <= bins.end_sec]
+        for index, begin in enumerate(bins.edges[:-1]):
+            end = begin + bins.width_sec
+            capacity = 4 * bins.width_sec
+            expected_used = sum(overlap(begin, end, a, b) for _, a, b, _ in mine) / capacity
+            expected_kept = sum(overlap(begin, end, b, c) for _, _, b, c in mine) / capacity
+            assert used[index] == pytest.approx(100 * expected_used, abs=0.51)
+            assert kept[index] == pytest.approx(100 * expected_kept, abs=0.51)
+
+
+def overlap(begin: float, end: float, since: float, until: float) -> float:
+    return max(0.0, min(end, until) - max(begin, since))
+
+
+def test_hit_rate(session: SessionBuilder) -> None:
+    session.lookups(
+        {"timestamp_sec": 0.5, "request_id": "a", "query_tokens": 100, "hit_tokens": 0},
+        {"timestamp_sec": 0.6, "request_id": "b", "query_tokens": 100, "hit_tokens": 50},
+        # Looked up again after a preemption, and not admitted: neither counts.
+        {
+            "timestamp_sec": 1.5,
+            "request_id": "b",
+            "query_tokens": 100,
+            "hit_tokens": 100,
+            "kind": "resumed",
+        },
+        {
+            "timestamp_sec": 1.5,
+            "request_id": "c",
+            "query_tokens": 99,
+            "hit_tokens": 99,
+            "admitted": 0,
+        },
+        {"timestamp_sec": 2.5, "request_id": "d", "query_tokens": 200, "hit_tokens": 150},
+    )
+    found = hit_rate.measure(*opened(session))
+    assert found.in_bin[:4] == (0.25, None, 0.75, None)
+    assert found.so_far[:4] == (0.25, 0.25, 0.5, 0.5)
+    assert found.so_far[-1] == 0.5
+    assert found.query_tokens[:4] == (200, 0, 200, 0)
+
+
+def request(name: str, **values: object) -> dict[str, object]:
+    return {
+        "timestamp": 1000,
+        "request_id": name,
+        "input_length": 32,
+        "output_length": 5,
+        "block_size": 16,
+        "hit_tokens": 0,
+        "preemptions": 0,
+        "queue_sec": 0.5,
+        "first_token_sec": 2,
+        "finish_sec": 3,
+        "finish_reason": "stop",
+        **values,
+    }
+
+
+def collected(session: SessionBuilder) -> sharing.Sharing:
+    counted = sharing.Collected()
+    for frame in frames(session, "requests", sharing.COLUMNS):
+        counted.add(frame)
+    return counted.result()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_sharing_by_depth(session: SessionBuilder) -> None:
+    session.requests(
+        # Two full blocks; the third id stands for a partial one.
+        request("a", hash_ids=[1, 2, 901], input_length=40),
+        request("b", hash_ids=[1, 2, 902], input_length=40, hit_tokens=32),
+        request("c", hash_ids=[1, 3], hit_tokens=16),
+        request("d", hash_ids=[7]),
+        # Too short for a block, and the same content on another engine.
+        request("e", hash_ids=[903], input_length=9),
+        request("f", hash_ids=[7], input_length=16, engine=1),
+    )
+    found = collected(session)
+    assert found.block_size == 16
+    assert found.depths == (
+        sharing.Depth(1, 16, prompts=5, distinct=3, shareable=2, found=2, hottest=3),
+        sharing.Depth(2, 32, prompts=3, distinct=2, shareable=1, found=1, hottest=2),
+    )
+
+
+def test_sharing_needs_content_ids_and_one_block_size(session: SessionBuilder) -> None:
+    assert collected(session) == sharing.Sharing((), None)
+    session.requests(request("a"))
+    assert collected(session) == sharing.Sharing((), None)
+    session.requests(request("b", hash_ids=[1, 2]), request("c", hash_ids=[1], block_size=32))
+    assert collected(session) == sharing.Sharing((), None)
+
+
+def picked(session: SessionBuilder, one_in: int) -> timeline.Timeline:
+    counted = timeline.Picked(one_in)
+    for frame in frames(session, "requests", timeline.COLUMNS):
+        counted.add(frame)
+    return counted.result()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_every_third_request_is_picked(session: SessionBuilder) -> None:
+    session.requests(*(request(str(number), timestamp=number) for number in range(10)))
+    found = picked(session, 3)
+    assert [span.request_id for span in found.spans] == ["0", "3", "6", "9"]
+    assert (found.one_in, found.ended) == (3, 10)
+
+
+def test_a_span(session: SessionBuilder) -> None:
+    session.requests(
+        request("late", timestamp=2000, hit_tokens=16, preemptions=2),
+        request("never", timestamp=1500, queue_sec=None, first_token_sec=None),
+    )
+    never, late = picked(session, 1).spans
+    assert (never.arrived_sec, never.admitted_sec, never.first_token_sec) == (1.5, None, None)
+    assert (late.arrived_sec, late.admitted_sec, late.first_token_sec) == (2, 2.5, 2)
+    assert (late.ended_sec, late.input_tokens, late.output_tokens) == (3, 32, 5)
+    assert (late.hit_tokens, late.preemptions, late.finish_reason) == (16, 2, "stop")
+
+
+@pytest.mark.parametrize(("ended", "one_in"), [(0, 1), (300, 1), (301, 2), (100_000, 334)])
+def test_at_most_300_are_picked(ended: int, one_in: int) -> None:
+    assert timeline.picking(ended).one_in == one_in
+    assert -(-ended // one_in) <= 300
+
+
+def test_steps_that_scheduled_nothing_are_left_out(session: SessionBuilder, tmp_path: Path) -> None:
+    def step(time: float, requests: int, prefill: int, decode: int, preempted: int = 0) -> dict:
+        return {
+            "timestamp_sec": time,
+            "scheduled_reqs": requests,
+            "scheduled_tokens": prefill + decode,
+            "prefill_tokens": prefill,
+            "decode_tokens": decode,
+            "preempted_reqs": preempted,
+        }
+
+    session.rows(
+        "scheduler_steps.csv",
+        step(0.1, 2, 100, 1),
+        step(0.2, 4, 0, 4, preempted=2),
+        step(0.3, 0, 0, 0, preempted=1) | {"repeats": 50},
+        step(2.5, 1, 0, 1),
+    )
+    found = steps.measure(*opened(session))
+    assert found.requests_mean[:3] == (3, None, 1)
+    assert found.requests_high[:3] == (4, None, 1)
+    assert found.prefill_mean[:3] == (50, None, 0)
+    assert found.decode_mean[:3] == (2.5, None, 1)
+    assert found.tokens_high[:3] == (101, None, 1)
+    assert found.preempted[:3] == (3, 0, 0)

@@ -64,7 +64,8 @@ class Facts:
 
     ``engines``: the data-parallel ranks that recorded. ``pool_blocks`` counts the null block, as
     vLLM's own figure does. ``kv_tokens`` and ``max_concurrency`` are what vLLM prints at
-    start-up, the latter for ``max_model_len`` tokens a request.
+    start-up, the latter for ``max_model_len`` tokens a request. ``settings``: the flags that
+    advice may name, without their dashes, as far as the release has them.
     """
 
     model: str | None
@@ -81,7 +82,9 @@ class Facts:
     tensor_parallel: int | None
     pipeline_parallel: int | None
     data_parallel: int | None
+    cache_dtype: str | None
     scheduler: Scheduler
+    settings: tuple[str, ...]
     engines: tuple[int, ...]
     host: str | None
     versions: Mapping[str, str]
@@ -130,7 +133,9 @@ def read(session: Session) -> Facts:
         tensor_parallel=_whole(parallel.get("tensor")),
         pipeline_parallel=_whole(parallel.get("pipeline")),
         data_parallel=_whole(parallel.get("data")),
+        cache_dtype=_text(cache.get("cache_dtype")),
         scheduler=_scheduler(_part(metadata, "scheduler")),
+        settings=_settings(metadata.get("settings")),
         engines=tuple(sorted(_engine_ranks(metadata))),
         host=_text(metadata.get("host")),
         versions={
@@ -185,6 +190,24 @@ def _process_warnings(process: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: hook {hook} is not attached: {reason}"
     for hook, reason in _part(process, "hooks_failed").items():
         yield f"{name}: {hook} failed ({reason}); what came after it is missing"
+
+
+_ALWAYS = (
+    "block-size",
+    "enable-prefix-caching",
+    "gpu-memory-utilization",
+    "kv-cache-dtype",
+    "max-model-len",
+    "max-num-batched-tokens",
+    "max-num-seqs",
+)
+"""Flags that every release has had; what an old session does not tell."""
+
+
+def _settings(told: Any) -> tuple[str, ...]:
+    if not isinstance(told, list):
+        return _ALWAYS
+    return tuple(name for name in told if isinstance(name, str))
 
 
 def _scheduler(told: Mapping[str, Any]) -> Scheduler:

@@ -197,7 +197,7 @@ def _held_against(
     allowed = tolerance * abs(base)
     limit = base + allowed if lower else base - allowed
     worse = value > limit if lower else value < limit
-    # 100 * 1.15 is a little less than 115, which is not worse.
+    # 0.8 - 0.25 * 0.8 is a little more than 0.6, which is not worse.
     failed = worse and not math.isclose(value, limit, rel_tol=1e-9)
     text = f"{measure.name} {comparator} baseline {'+' if lower else '-'} {100 * tolerance:g} %"
     return [Result(measure.name, measure.unit, failed, value, text, limit, base, None)]

@@ -17,10 +17,14 @@ from typing import Literal
 
 from analysis.errors import RuleError
 from analysis.lifetimes import Spread
+from analysis.scheduling import Counted, Scheduling
 from analysis.summary import Summary
 from analysis.usage import Bands, PoolUsage
 
 Better = Literal["higher", "lower"]
+
+_NO_ROOM = ("no_blocks", "whole_prompt", "watermark", "blocks")
+"""The reasons of ``analysis.waiting`` for which more blocks would have admitted the request."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,18 @@ def _time_in(read: Callable[[Bands], float]) -> Callable[[Summary], float | None
     return _usage(lambda usage: None if usage.bands is None else read(usage.bands))
 
 
+def _queued(read: Callable[[Spread], float | None]) -> Callable[[Summary], float | None]:
+    return lambda found: read(found.scheduling.queued)
+
+
+def _first_token(read: Callable[[Spread], float | None]) -> Callable[[Summary], float | None]:
+    return lambda found: read(found.scheduling.first_token)
+
+
+def _finish(read: Callable[[Spread], float | None]) -> Callable[[Summary], float | None]:
+    return lambda found: read(found.scheduling.finish)
+
+
 def _lifetime(read: Callable[[Spread], float | None]) -> Callable[[Summary], float | None]:
     return lambda found: read(found.lifetimes.lifetime)
 
@@ -60,20 +76,38 @@ def _idle(read: Callable[[Spread], float | None]) -> Callable[[Summary], float |
     return lambda found: read(found.lifetimes.idle)
 
 
+def _step(read: Callable[[Scheduling], Counted | None]) -> Callable[[Summary], float | None]:
+    """The mean of a figure of every step."""
+
+    def mean(found: Summary) -> float | None:
+        counted = read(found.scheduling)
+        return None if counted is None else counted.mean
+
+    return mean
+
+
+def _waiting_for_blocks(found: Summary) -> float:
+    reasons = found.waiting.by_reason
+    return sum(reasons[name].request_sec for name in _NO_ROOM if name in reasons)
+
+
+def _empty_slots(found: Summary) -> float | None:
+    return None if found.fragmentation is None else found.fragmentation.actual.at_end
+
+
+def _leaked_blocks(found: Summary) -> float | None:
+    return None if found.holders is None else found.holders.leaked_blocks
+
+
 def _observed_sec(found: Summary) -> float:
     return found.session.duration_sec - found.session.begin_sec
-
-
-def _evictions_per_sec(found: Summary) -> float | None:
-    seconds = _observed_sec(found)
-    return found.evictions.total.blocks / seconds if seconds else None
 
 
 def _evictions_reused(found: Summary) -> float:
     return found.evictions.total.blocks - found.evictions.total.never_reused
 
 
-CATALOGUE: tuple[Measure, ...] = (
+_PREFIX_CACHE = (
     Measure(
         "hit_rate",
         "share",
@@ -96,12 +130,137 @@ CATALOGUE: tuple[Measure, ...] = (
         lambda found: found.prefix_cache.vllm.token_rate,
     ),
     Measure(
+        "hit_rate_ceiling",
+        "share",
+        "The hit rate that these requests could have reached with a pool that never evicts.",
+        None,
+        lambda found: found.misses.ceiling,
+    ),
+    Measure(
         "hit_tokens",
         "tokens",
         "Prompt tokens found in the prefix cache.",
         None,
         lambda found: found.prefix_cache.true.hit_tokens,
     ),
+    Measure(
+        "recomputed_tokens",
+        "tokens",
+        "Prompt tokens computed again because they had been evicted.",
+        "lower",
+        lambda found: found.misses.recomputed_tokens,
+    ),
+    Measure(
+        "recomputed_share",
+        "share",
+        "These, of all prompt tokens that had to be computed.",
+        "lower",
+        lambda found: found.misses.recomputed_share,
+    ),
+)
+_LATENCY = (
+    Measure(
+        "queue_p50",
+        "s",
+        "From arrival to admission: median.",
+        "lower",
+        _queued(lambda spread: spread.p50_sec),
+    ),
+    Measure(
+        "queue_p95",
+        "s",
+        "From arrival to admission: 95th percentile.",
+        "lower",
+        _queued(lambda spread: spread.p95_sec),
+    ),
+    Measure(
+        "queue_p99",
+        "s",
+        "From arrival to admission: 99th percentile.",
+        "lower",
+        _queued(lambda spread: spread.p99_sec),
+    ),
+    Measure(
+        "first_token_p50",
+        "s",
+        "From arrival to the first token, as the engine saw it: median.",
+        "lower",
+        _first_token(lambda spread: spread.p50_sec),
+    ),
+    Measure(
+        "first_token_p95",
+        "s",
+        "From arrival to the first token: 95th percentile.",
+        "lower",
+        _first_token(lambda spread: spread.p95_sec),
+    ),
+    Measure(
+        "first_token_p99",
+        "s",
+        "From arrival to the first token: 99th percentile.",
+        "lower",
+        _first_token(lambda spread: spread.p99_sec),
+    ),
+    Measure(
+        "finish_p50",
+        "s",
+        "From arrival to the end: median.",
+        "lower",
+        _finish(lambda spread: spread.p50_sec),
+    ),
+    Measure(
+        "finish_p95",
+        "s",
+        "From arrival to the end: 95th percentile.",
+        "lower",
+        _finish(lambda spread: spread.p95_sec),
+    ),
+    Measure(
+        "waiting",
+        "request-s",
+        "Requests that waited, times the seconds that they did.",
+        "lower",
+        lambda found: found.waiting.request_sec,
+    ),
+    Measure(
+        "waiting_most",
+        "requests",
+        "The most that waited at once in an engine.",
+        "lower",
+        lambda found: found.waiting.most,
+    ),
+    Measure(
+        "waiting_for_blocks",
+        "request-s",
+        "Of waiting: because the pool had no blocks for the next request.",
+        "lower",
+        _waiting_for_blocks,
+    ),
+)
+_STEPS = (
+    Measure(
+        "steps",
+        "steps",
+        "Steps of the scheduler that scheduled tokens.",
+        None,
+        lambda found: found.scheduling.steps,
+    ),
+    Measure(
+        "step_requests_mean",
+        "requests",
+        "Requests in a step: mean.",
+        None,
+        _step(lambda scheduling: scheduling.requests),
+    ),
+    Measure(
+        "step_tokens_mean",
+        "tokens",
+        "Tokens in a step: mean.",
+        None,
+        _step(lambda scheduling: scheduling.tokens),
+    ),
+)
+_PREEMPTIONS = (
     Measure(
         "preemptions",
         "times",
@@ -123,6 +282,29 @@ CATALOGUE: tuple[Measure, ...] = (
         "lower",
         lambda found: found.requests.most_preemptions,
     ),
+    Measure(
+        "preemption_tokens",
+        "tokens",
+        "Tokens computed again because of preemptions.",
+        "lower",
+        lambda found: found.preemptions.recomputed_tokens,
+    ),
+    Measure(
+        "preemption_tax",
+        "share",
+        "These, of all tokens that were computed.",
+        "lower",
+        lambda found: found.preemptions.tax,
+    ),
+    Measure(
+        "preemption_lost",
+        "s",
+        "From a preemption until the request had its blocks again: sum over all.",
+        "lower",
+        lambda found: found.preemptions.lost_sec,
+    ),
+)
+_USAGE = (
     Measure(
         "usage_mean",
         "%",
@@ -167,6 +349,22 @@ CATALOGUE: tuple[Measure, ...] = (
         _time_in(lambda bands: bands.over_90),
     ),
     Measure(
+        "empty_slots",
+        "share",
+        "Slots of held blocks that hold no token, at the ends of the requests.",
+        "lower",
+        _empty_slots,
+    ),
+    Measure(
+        "leaked_blocks",
+        "blocks",
+        "Blocks held at the end by no request that lives.",
+        "lower",
+        _leaked_blocks,
+    ),
+)
+_EVICTIONS = (
+    Measure(
         "evictions",
         "blocks",
         "Cached blocks that lost their content.",
@@ -181,11 +379,25 @@ CATALOGUE: tuple[Measure, ...] = (
         _evictions_reused,
     ),
     Measure(
+        "evictions_regretted",
+        "blocks",
+        "Of these, blocks whose content was asked for again.",
+        "lower",
+        lambda found: found.evictions.regretted.blocks,
+    ),
+    Measure(
         "evictions_per_sec",
         "blocks/s",
         "Evictions by the length of the session.",
         None,
-        _evictions_per_sec,
+        lambda found: found.evictions.rate.mean_per_sec,
+    ),
+    Measure(
+        "evictions_peak",
+        "blocks/s",
+        "Evictions in the second with the most.",
+        None,
+        lambda found: found.evictions.rate.peak_per_sec,
     ),
     Measure(
         "lifetime_mean",
@@ -243,6 +455,8 @@ CATALOGUE: tuple[Measure, ...] = (
         None,
         lambda found: found.allocations.resets,
     ),
+)
+_REQUESTS = (
     Measure(
         "requests", "requests", "Requests that ended.", None, lambda found: found.requests.ended
     ),
@@ -289,6 +503,15 @@ CATALOGUE: tuple[Measure, ...] = (
         lambda found: found.admission.too_large,
     ),
     Measure("duration", "s", "From the end of the warm-up to the last event.", None, _observed_sec),
+)
+CATALOGUE: tuple[Measure, ...] = (
+    *_PREFIX_CACHE,
+    *_LATENCY,
+    *_STEPS,
+    *_PREEMPTIONS,
+    *_USAGE,
+    *_EVICTIONS,
+    *_REQUESTS,
 )
 
 _BY_NAME = {measure.name: measure for measure in CATALOGUE}

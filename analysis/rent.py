@@ -5,10 +5,10 @@ Rent is blocks times seconds. A request pays for every block from its allocation
 ends or is preempted; a block that several requests hold counts for each of them in full, as if
 there were no sharing. How much of that is counted twice is told, too: the time for which a block
 that was found in the cache was still held by a request that had used it before (one that is
-preempted counts as holding it). A block without a
-holder that still has content is *kept*. What the pool held and kept in all is exact, from one
-step's end to the next; of what was kept, only what ended in an eviction has an owner, the last
-request that held the block: the rest was taken up again, or was still there at the end.
+preempted counts as holding it). A block without a holder that still has content is *kept*. What
+the pool held and kept in all is exact, from one step's end to the next; of what was kept, only
+what ended in an eviction has an owner, the last request that held the block: the rest was taken up
+again, or was still there at the end.
 
 By request it is exact for models with one KV cache group of full attention. Other groups let go
 of blocks while a request runs, and vLLM does not always tell whose they were.

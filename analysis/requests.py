@@ -13,7 +13,15 @@ from analysis.session import Session
 TABLE = "requests"
 ABORT = "abort"
 
-_COLUMNS = ("input_length", "output_length", "preemptions", "finish_reason", "computed_tokens")
+_COLUMNS = (
+    "input_length",
+    "output_length",
+    "preemptions",
+    "finish_reason",
+    "computed_tokens",
+    "hit_tokens",
+    "external_hit_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,9 @@ class Requests:
     """The requests that ended, aborted ones included, over all engines.
 
     ``by_reason`` counts them by vLLM's finish reason, the most frequent first.
-    ``aborted_computed_tokens``: tokens that were computed for requests that were aborted.
+    ``aborted_computed_tokens``: tokens in the KV cache of requests that were aborted, those that
+    they had found there included; ``aborted_wasted_tokens``: without these, what was computed for
+    nothing.
     ``preempted``: those that were preempted, the most often ``most_preemptions`` times.
     """
 
@@ -31,6 +41,7 @@ class Requests:
     output_tokens: int
     aborted: int
     aborted_computed_tokens: int
+    aborted_wasted_tokens: int
     preempted: int
     most_preemptions: int
 
@@ -43,17 +54,19 @@ def measure(session: Session) -> Requests:
 
     """
     preempted = pl.col("preemptions")
+    found = pl.col("hit_tokens").fill_null(0) + pl.col("external_hit_tokens").fill_null(0)
     sums = [
         batch.group_by(pl.col("finish_reason").fill_null("unknown")).agg(
             pl.len().cast(pl.Int64).alias("ended"),
             pl.col("input_length", "output_length", "computed_tokens").sum(),
+            (pl.col("computed_tokens") - found).clip(0).sum().alias("wasted_tokens"),
             (preempted > 0).sum().cast(pl.Int64).alias("preempted"),
             preempted.max().fill_null(0).alias("most_preemptions"),
         )
         for batch in session.batches(TABLE, _COLUMNS)
     ]
     if not any(map(len, sums)):
-        return Requests(0, {}, 0, 0, 0, 0, 0, 0)
+        return Requests(0, {}, 0, 0, 0, 0, 0, 0, 0)
     reasons = (
         pl.concat(sums)
         .group_by("finish_reason")
@@ -68,6 +81,7 @@ def measure(session: Session) -> Requests:
         output_tokens=int(reasons["output_length"].sum()),
         aborted=int(aborted["ended"].sum()),
         aborted_computed_tokens=int(aborted["computed_tokens"].sum()),
+        aborted_wasted_tokens=int(aborted["wasted_tokens"].sum()),
         preempted=int(reasons["preempted"].sum()),
         most_preemptions=max(reasons["most_preemptions"]),
     )

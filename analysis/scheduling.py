@@ -180,7 +180,7 @@ def _with_band(rows: pl.DataFrame, pool: pl.DataFrame) -> pl.DataFrame:
     """The rows, in the order of time, with the band of their engine's pool; before its first
     state nothing was held."""
     ordered = rows.sort("micros", maintain_order=True)
-    return ordered.join_asof(pool, on="micros", by="engine").with_columns(
+    return ordered.join_asof(pool, on="micros", by="engine", check_sortedness=False).with_columns(
         band=band(pl.col("usage_pct").fill_null(0))
     )
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from analysis import (
     admission,
+    advice,
     ages,
     allocations,
     blame,
@@ -34,6 +35,7 @@ from analysis import (
     waiting,
 )
 from analysis.admission import Admission
+from analysis.advice import Advice
 from analysis.ages import Ages
 from analysis.allocations import Allocations
 from analysis.blame import Blame
@@ -99,6 +101,7 @@ class Summary:
     holders: Holders | None
     fragmentation: Fragmentation | None
     cost: Cost
+    advice: tuple[Advice, ...] = ()
 
 
 def summarize(session: Session) -> Summary:
@@ -132,7 +135,7 @@ def summarize(session: Session) -> Summary:
     for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
     lived, counted = watched.lived.result(), watched.counted
     used_again = uses.shared(known_prompts)
-    return Summary(
+    found = Summary(
         session=_about(session),
         warnings=facts.warnings(session),
         facts=known,
@@ -157,6 +160,7 @@ def summarize(session: Session) -> Summary:
         fragmentation=fragmentation.measure(session, known, used),
         cost=facts.cost(session),
     )
+    return replace(found, advice=advice.advise(found))
 
 
 @dataclass(frozen=True)

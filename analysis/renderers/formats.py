@@ -24,6 +24,11 @@ def seconds(value: float | None) -> str:
     return f"{value / 3600:,.1f} h"
 
 
+def counted(count: int, noun: str) -> str:
+    """The count with its noun, which takes an s in the plural."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(value: float) -> str:
     if value < 120:
         return seconds(value)

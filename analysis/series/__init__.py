@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.series import block_map, evictions, hit_rate, pools, sharing, steps, timeline
+from analysis.series import block_map, depths, evictions, hit_rate, pools, steps, timeline
 from analysis.series.bins import Bins, of_session
 from analysis.series.block_map import BlockMap
+from analysis.series.depths import Depths
 from analysis.series.evictions import EvictionRate
 from analysis.series.hit_rate import HitRate
 from analysis.series.pools import PoolSeries
-from analysis.series.sharing import Sharing
 from analysis.series.steps import StepSeries
 from analysis.series.timeline import Timeline
 from analysis.session import Session
@@ -30,7 +30,7 @@ class Series:
     eviction_rate: EvictionRate
     block_map: BlockMap | None
     hit_rate: HitRate
-    sharing: Sharing
+    depths: Depths
     timeline: Timeline
     steps: StepSeries
 
@@ -51,7 +51,7 @@ def measure(session: Session, summary: Summary) -> Series:
         eviction_rate=evicted.rate(),
         block_map=drawn.result(),
         hit_rate=hit_rate.measure(session, bins),
-        sharing=shared.result(),
+        depths=shared.result(),
         timeline=picked.result(),
         steps=steps.measure(session, bins),
     )
@@ -75,10 +75,10 @@ def _evictions(
     return counted, drawn
 
 
-def _requests(session: Session, summary: Summary) -> tuple[sharing.Collected, timeline.Picked]:
+def _requests(session: Session, summary: Summary) -> tuple[depths.Collected, timeline.Picked]:
     """Both answers that requests.jsonl gives."""
-    shared, picked = sharing.Collected(), timeline.picking(summary.requests.ended)
-    columns = list(dict.fromkeys((*sharing.COLUMNS, *timeline.COLUMNS)))
+    shared, picked = depths.Collected(), timeline.picking(summary.requests.ended)
+    columns = list(dict.fromkeys((*depths.COLUMNS, *timeline.COLUMNS)))
     for batch in session.batches("requests", columns):
         shared.add(batch)
         picked.add(batch)

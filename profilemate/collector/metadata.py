@@ -77,6 +77,7 @@ def _metadata(
         "groups": first.get("groups"),
         "parallel": _parallel(engines),
         "scheduler": first.get("scheduler"),
+        "settings": first.get("settings"),
         "cuda_graphs": None,
         "memory": None,
         "gpus": [],

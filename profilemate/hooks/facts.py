@@ -40,6 +40,7 @@ def describe(scheduler: Any, pools: list[Any]) -> dict[str, Any]:
         "cache": _cache(scheduler, config),
         "parallel": _parallel(config),
         "scheduler": _scheduling(scheduler, config),
+        "settings": _settings(config),
     }
 
 
@@ -214,6 +215,39 @@ def _drops_hit_unit(speculative: Any) -> bool:
         return False
     rule = getattr(speculative, "use_eagle_block_drop", speculative.use_eagle)
     return bool(rule())
+
+
+_SETTINGS = {
+    "cache_config": {
+        "block_size": "block-size",
+        "cache_dtype": "kv-cache-dtype",
+        "enable_prefix_caching": "enable-prefix-caching",
+        "gpu_memory_utilization": "gpu-memory-utilization",
+        "kv_cache_memory_bytes": "kv-cache-memory-bytes",
+        "kv_offloading_size": "kv-offloading-size",
+    },
+    "scheduler_config": {
+        "enable_chunked_prefill": "enable-chunked-prefill",
+        "long_prefill_token_threshold": "long-prefill-token-threshold",
+        "max_num_batched_tokens": "max-num-batched-tokens",
+        "max_num_seqs": "max-num-seqs",
+        "scheduler_reserve_full_isl": "scheduler-reserve-full-isl",
+        "watermark": "watermark",
+    },
+    "model_config": {"max_model_len": "max-model-len"},
+    "lora_config": {"max_loras": "max-loras"},
+}
+"""By part of the configuration, what its settings are called on the command line."""
+
+
+def _settings(config: Any) -> list[str]:
+    """Those of the settings that advice may be about which this release has."""
+    return sorted(
+        flag
+        for part, settings in _SETTINGS.items()
+        for name, flag in settings.items()
+        if hasattr(getattr(config, part, None), name)
+    )
 
 
 def _fact(read: Callable[[], Any]) -> Any:

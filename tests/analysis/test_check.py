@@ -17,6 +17,7 @@ from analysis.renderers import json as json_renderer
 from analysis.renderers.text.check import render as text
 from profilemate.commands.check import share
 from tests.analysis.builder import METADATA, SessionBuilder
+from tests.analysis.invoke import invoke
 from tests.analysis.journals import running_session
 from tests.analysis.test_cli import PROFILEMATE, assert_fails, run
 from tests.analysis.test_compare import load
@@ -152,9 +153,19 @@ class TestBaseline:
     def test_exactly_the_tolerance_is_not_worse(
         self, baseline: SessionBuilder, session: SessionBuilder, evictions: int, passes: bool
     ) -> None:
-        assert 100 * 1.15 < 115
         load(session, hits=10, evictions=evictions)
         assert self.against(baseline, session, 15, "evictions").passed is passes
+
+    def test_nor_is_what_the_last_binary_digit_makes_of_it(
+        self, tmp_path: Path, session: SessionBuilder
+    ) -> None:
+        """A hit rate of 0.6 is a quarter less than 0.8, whatever 0.8 - 0.25 * 0.8 comes to."""
+        assert 0.6 < 0.8 - 0.25 * 0.8
+        every = SessionBuilder(tmp_path / "every")
+        load(every, hits=20, evictions=0)
+        load(session, hits=15, evictions=0)
+        assert self.against(every, session, 25, "hit_rate").passed
+        assert not self.against(every, session, 24.9, "hit_rate").passed
 
     def test_better_is_never_worse(self, baseline: SessionBuilder, session: SessionBuilder) -> None:
         load(session, hits=20, evictions=0)
@@ -220,7 +231,7 @@ def test_a_value_just_under_its_limit_does_not_look_like_it(session: SessionBuil
 
 class TestCommand:
     def check(self, *arguments: object) -> tuple[int, str]:
-        result = run(PROFILEMATE, "check", *arguments)
+        result = invoke("check", *arguments)
         assert result.stderr == ""
         return result.returncode, result.stdout
 
@@ -239,7 +250,7 @@ class TestCommand:
     def test_json_has_the_same_exit_codes(self, session: SessionBuilder) -> None:
         known(session)
         for rule, code in (("preemptions>0", 1), ("preemptions>3", 0)):
-            result = run(PROFILEMATE, "check", session.folder, "--fail-if", rule, "--json")
+            result = invoke("check", session.folder, "--fail-if", rule, "--json")
             assert (result.returncode, result.stderr) == (code, "")
             found = json.loads(result.stdout)
             assert found["passed"] is (code == 0)
@@ -268,10 +279,10 @@ class TestCommand:
         load(session, hits=10, evictions=100)
         session.requests({"input_length": 100, "output_length": 10})
         against = [session.folder, "--baseline", baseline.folder]
-        result = run(PROFILEMATE, "check", *against)
+        result = invoke("check", *against)
         assert_fails(result, "the session has 1 more requests that ended than the baseline")
         assert "--anyway checks all the same" in result.stderr
-        result = run(PROFILEMATE, "check", *against, "--anyway")
+        result = invoke("check", *against, "--anyway")
         assert result.returncode == 0
         assert result.stdout.endswith("rules passed\n")
         assert result.stderr.startswith("profilemate: note: The requests differ: ")
@@ -280,13 +291,13 @@ class TestCommand:
         session = SessionBuilder(running_session(tmp_path))
         session.metadata(complete=False, ended_at=None)
         session.usage((1, 40), (3, 80))
-        result = run(PROFILEMATE, "check", session.folder, "--fail-if", "usage_peak>79")
+        result = invoke("check", session.folder, "--fail-if", "usage_peak>79")
         assert result.returncode == 1
         assert "is running: what follows goes up to its last finished line" in result.stderr
 
     def test_bad_use_is_one_line(self, session: SessionBuilder, tmp_path: Path) -> None:
         def fails(says: str, *arguments: object) -> None:
-            assert_fails(run(PROFILEMATE, "check", *arguments), says)
+            assert_fails(invoke("check", *arguments), says)
 
         folder = session.folder
         fails("nothing to check; give --fail-if", folder)
@@ -302,6 +313,11 @@ class TestCommand:
         first_words = [line.split()[0] for line in said.splitlines() if line[2:3].strip()]
         assert first_words == [measure.name for measure in measures.CATALOGUE]
         assert "hit_rate share, higher is better Prompt tokens found" in " ".join(said.split())
+
+    def test_it_needs_no_installation(self, session: SessionBuilder) -> None:
+        arguments = ["check", session.folder, "--fail-if", "evictions>0"]
+        first, second = run(PROFILEMATE, *arguments), run(["-m", "profilemate"], *arguments)
+        assert (second.returncode, second.stdout) == (0, first.stdout)
 
     def test_help(self) -> None:
         shown = self.check("--help")[1]

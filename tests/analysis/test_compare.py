@@ -18,6 +18,7 @@ from analysis.renderers import json as json_renderer
 from analysis.renderers.html.compare import render as page
 from analysis.renderers.text.compare import render as text
 from tests.analysis.builder import METADATA, SessionBuilder
+from tests.analysis.invoke import invoke
 from tests.analysis.test_cli import PROFILEMATE, assert_fails, run
 from tests.analysis.test_json import keys
 
@@ -286,30 +287,28 @@ class TestCommand:
         shown = run(PROFILEMATE, "compare", *folders)
         assert (shown.returncode, shown.stderr) == (0, "")
         assert shown.stdout == text(compared(before, after)) + "\n"
-        found = json.loads(run(PROFILEMATE, "compare", *folders, "--json").stdout)
+        found = json.loads(invoke("compare", *folders, "--json").stdout)
         assert found == json.loads(json_renderer.render(compared(before, after)))
         file = tmp_path / "compare.html"
-        assert (
-            run(PROFILEMATE, "compare", *folders, "--html", file).stdout == f"{file} is written\n"
-        )
+        assert invoke("compare", *folders, "--html", file).stdout == f"{file} is written\n"
         assert file.read_text() == page(compared(before, after))
 
     def test_warm_up_is_left_out_of_each(
         self, before: SessionBuilder, after: SessionBuilder
     ) -> None:
-        result = run(PROFILEMATE, "compare", before.folder, after.folder, "--after", "4s")
+        result = invoke("compare", before.folder, after.folder, "--after", "4s")
         assert result.stdout.count("6.00 s after 4.00 s of warm-up, complete") == 2
         assert "A is too short: 6 s, and 10 s are needed." in result.stdout
 
     def test_bad_use_is_one_line(self, before: SessionBuilder, after: SessionBuilder) -> None:
         folders = (before.folder, after.folder)
-        assert_fails(run(PROFILEMATE, "compare", before.folder), "1 to compare; name 2 to 26")
-        assert_fails(run(PROFILEMATE, "compare", *folders, "--after", "1h"), "nothing is left of")
+        assert_fails(invoke("compare", before.folder), "1 to compare; name 2 to 26")
+        assert_fails(invoke("compare", *folders, "--after", "1h"), "nothing is left of")
         nowhere = before.folder / "no" / "file.html"
-        assert_fails(run(PROFILEMATE, "compare", *folders, "--html", nowhere), "cannot write")
+        assert_fails(invoke("compare", *folders, "--html", nowhere), "cannot write")
 
     def test_help(self) -> None:
-        shown = run(PROFILEMATE, "compare", "--help").stdout
+        shown = invoke("compare", "--help").stdout
         assert "Examples:" in shown
         assert "Exit codes:" in shown
         assert max(map(len, shown.splitlines())) <= 80

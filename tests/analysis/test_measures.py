@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from analysis import RuleError, measures, open_session, summarize
 from tests.analysis.builder import SessionBuilder
+from tests.analysis.stories import swept
+from tests.analysis.test_preemptions import victim_of_another
 
 DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "compare-and-check.md"
 
@@ -38,13 +41,18 @@ def known(session: SessionBuilder) -> None:
         huge,
     )
     session.rows(
-        "scheduler_steps.csv", {"preempted_reqs": 2, "repeats": 1}, {"preempted_reqs": 1}
+        "scheduler_steps.csv",
+        {"preempted_reqs": 2, "scheduled_reqs": 2, "scheduled_tokens": 100},
+        {"preempted_reqs": 1, "scheduled_reqs": 1, "scheduled_tokens": 50},
     )
-    asked = {"input_length": 100, "output_length": 7}
+    asked = {"input_length": 100, "output_length": 7, "computed_tokens": 106, "num_blocks": 7}
+    stopped, aborted = {**asked, "finish_reason": "stop"}, {**asked, "finish_reason": "abort"}
     session.requests(
-        {**asked, "finish_reason": "stop", "preemptions": 2},
-        {**asked, "finish_reason": "stop", "preemptions": 1},
-        {**asked, "finish_reason": "abort", "computed_tokens": 90},
+        {**stopped, "preemptions": 2, "timestamp": 1000}
+        | {"queue_sec": 0.1, "first_token_sec": 2.0, "finish_sec": 4.0},
+        {**stopped, "preemptions": 1, "timestamp": 2000}
+        | {"queue_sec": 0.3, "first_token_sec": 3.5, "finish_sec": 7.0},
+        {**aborted, "computed_tokens": 90, "timestamp": 3000, "num_blocks": 6, "finish_sec": 5.0},
     )
 
 
@@ -53,6 +61,20 @@ FIGURES = {
     "request_hit_rate": 2 / 4,
     "vllm_hit_rate": 96 / 400,
     "hit_tokens": 96,
+    # 0.1 and 0.3 s.
+    "queue_p50": 0.2,
+    "queue_p95": 0.1 + 0.95 * 0.2,
+    "queue_p99": 0.1 + 0.99 * 0.2,
+    # 1 and 1.5 s.
+    "first_token_p50": 1.25,
+    "first_token_p95": 1 + 0.95 * 0.5,
+    "first_token_p99": 1 + 0.99 * 0.5,
+    # 2, 3 and 5 s.
+    "finish_p50": 3,
+    "finish_p95": 3 + 0.9 * 2,
+    "steps": 2,
+    "step_requests_mean": 1.5,
+    "step_tokens_mean": 75,
     "preemptions": 3,
     "preempted_requests": 2,
     "most_preemptions": 2,
@@ -63,9 +85,13 @@ FIGURES = {
     "usage_peak": 95,
     "usage_under_40": 0.6,
     "usage_over_90": 0.4,
+    # Of 7 + 7 + 6 blocks of 16 tokens.
+    "empty_slots": 1 - (106 + 106 + 90) / (20 * 16),
     "evictions": 3,
     "evictions_reused": 2,
     "evictions_per_sec": 0.3,
+    # All in second 1.
+    "evictions_peak": 3,
     "lifetime_mean": 3,
     "lifetime_p50": 2,
     # Nine tenths of the way from the second of three to the third.
@@ -86,11 +112,64 @@ FIGURES = {
 }
 
 
-def test_every_figure(session: SessionBuilder) -> None:
-    known(session)
+def waiting(session: SessionBuilder) -> None:
+    """For 1 s two requests wait for places, then for 2 s one for blocks: 500 tokens need 32 of
+    them, and 20 are left."""
+    scheduler = {"max_num_seqs": 2, "max_num_batched_tokens": 400, "chunked_prefill": True}
+    session.metadata(scheduler={**scheduler, "scheduler_reserve_full_isl": True})
+    session.usage((0, 80))
+    step = {"scheduled_reqs": 1, "scheduled_tokens": 10, "schedule_us": 100}
+    session.rows(
+        "scheduler_steps.csv",
+        {"timestamp_sec": 1, "step": 1, "running_reqs": 2, "waiting_reqs": 2, **step},
+        {"timestamp_sec": 2, "step": 2, "running_reqs": 1, "waiting_reqs": 1, **step},
+        {"timestamp_sec": 4, "step": 3, "running_reqs": 1, "waiting_reqs": 0, **step},
+    )
+    refused = {"request_id": "head", "query_tokens": 500, "hit_tokens": 0, "admitted": 0}
+    session.lookups({"timestamp_sec": 1.99995, **refused})
+
+
+def leaking(session: SessionBuilder) -> None:
+    """Two blocks of a request that ended are never freed."""
+    session.usage((1, 6), (3, 2))
+    session.rows(
+        "kv_cache_allocations.csv",
+        {"timestamp_sec": 1, "event": "allocate", "num_blocks": 6, "request_id": "r"},
+        {"timestamp_sec": 3, "event": "free", "num_blocks": 4, "request_id": "r"},
+    )
+    session.requests({"request_id": "r", "timestamp": 1000, "finish_sec": 3})
+
+
+STORIES = {
+    known: FIGURES,
+    waiting: {"waiting": 4, "waiting_most": 2, "waiting_for_blocks": 2},
+    leaking: {"leaked_blocks": 2},
+    # Of 300 tokens 112 are found, and 144 would be with nothing evicted.
+    swept: {
+        "hit_rate_ceiling": 144 / 300,
+        "recomputed_tokens": 32,
+        "recomputed_share": 32 / (300 - 112),
+        "evictions_regretted": 2,
+    },
+    victim_of_another: {
+        "preemption_tokens": 47,
+        "preemption_tax": 47 / 235,
+        "preemption_lost": 3.5,
+    },
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_every_figure(session: SessionBuilder, story: Callable[[SessionBuilder], None]) -> None:
+    story(session)
     found = measures.of(summarize(open_session(session.folder)))
     assert list(found) == [measure.name for measure in measures.CATALOGUE]
-    assert {name: found[name] for name in FIGURES} == pytest.approx(FIGURES)
+    assert {name: found[name] for name in STORIES[story]} == pytest.approx(STORIES[story])
+
+
+def test_no_figure_is_left_out() -> None:
+    worked_out = {name for figures in STORIES.values() for name in figures}
+    assert worked_out == {measure.name for measure in measures.CATALOGUE}
 
 
 def test_rates_over_time_are_those_of_the_window(session: SessionBuilder) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import typer
 
@@ -11,6 +13,8 @@ from analysis.renderers import text
 from analysis.usage import PoolUsage
 from profilemate.commands.options import seconds
 from tests.analysis.builder import SessionBuilder
+from tests.analysis.invoke import invoke
+from tests.analysis.test_cli import assert_fails
 
 
 def after(session: SessionBuilder, sec: float) -> Summary:
@@ -253,3 +257,25 @@ def test_lengths_of_time() -> None:
     for wrong in ("", "s", "30x", "-1s", "1e3", "nan", "1h30m"):
         with pytest.raises(typer.BadParameter, match="is not a time; write 30s, 2m"):
             seconds(wrong)
+
+
+class TestCommand:
+    def test_the_summary_leaves_it_out(self, session: SessionBuilder) -> None:
+        session.evictions({"timestamp_sec": 1}, {"timestamp_sec": 5})
+        session.requests(*({"timestamp": arrived} for arrived in (1000, 4500, 6000)))
+        for options, begin in (
+            (["--after", "2s"], 2),
+            (["--requests-after", 1], 4.5),
+            (["--requests-after", 1, "--after", "0.08m"], 4.8),
+        ):
+            found = json.loads(invoke("summary", session.folder, "--json", *options).stdout)
+            assert found["session"]["begin_sec"] == begin
+            assert found["evictions"]["total"]["blocks"] == 1
+
+    def test_what_makes_no_sense_is_said(self, session: SessionBuilder) -> None:
+        result = invoke("summary", session.folder, "--after", "10s")
+        assert_fails(result, "it ends at 10 s, and what came before 10 s is to be left out")
+        result = invoke("summary", session.folder, "--after", "10 parsecs")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "'10 parsecs' is not a time; write 30s, 2m, 1.5h" in " ".join(result.stderr.split())
+        assert invoke("summary", session.folder, "--requests-after", "-1").returncode == 2

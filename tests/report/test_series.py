@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from analysis import open_session
-from analysis.series import block_map, evictions, hit_rate, pools, sharing, steps, timeline
+from analysis.series import block_map, depths, evictions, hit_rate, pools, steps, timeline
 from analysis.series.bins import Bins, of_session
 from analysis.session import Session
 from tests.analysis.builder import SessionBuilder
@@ -240,9 +240,9 @@ def request(name: str, **values: object) -> dict[str, object]:
     }
 
 
-def collected(session: SessionBuilder) -> sharing.Sharing:
-    counted = sharing.Collected()
-    for frame in frames(session, "requests", sharing.COLUMNS):
+def collected(session: SessionBuilder) -> depths.Depths:
+    counted = depths.Collected()
+    for frame in frames(session, "requests", depths.COLUMNS):
         counted.add(frame)
     return counted.result()
 
@@ -262,17 +262,17 @@ def test_sharing_by_depth(session: SessionBuilder) -> None:
     found = collected(session)
     assert found.block_size == 16
     assert found.depths == (
-        sharing.Depth(1, 16, prompts=5, distinct=3, shareable=2, found=2, hottest=3),
-        sharing.Depth(2, 32, prompts=3, distinct=2, shareable=1, found=1, hottest=2),
+        depths.Depth(1, 16, prompts=5, distinct=3, shareable=2, found=2, hottest=3),
+        depths.Depth(2, 32, prompts=3, distinct=2, shareable=1, found=1, hottest=2),
     )
 
 
 def test_sharing_needs_content_ids_and_one_block_size(session: SessionBuilder) -> None:
-    assert collected(session) == sharing.Sharing((), None)
+    assert collected(session) == depths.Depths((), None)
     session.requests(request("a"))
-    assert collected(session) == sharing.Sharing((), None)
+    assert collected(session) == depths.Depths((), None)
     session.requests(request("b", hash_ids=[1, 2]), request("c", hash_ids=[1], block_size=32))
-    assert collected(session) == sharing.Sharing((), None)
+    assert collected(session) == depths.Depths((), None)
 
 
 def picked(session: SessionBuilder, one_in: int) -> timeline.Timeline:

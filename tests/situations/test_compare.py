@@ -19,7 +19,8 @@ from tests.support.scheduler import trace_requests
 LIBRARY = Path(__file__).parent.parent.parent / "docs" / "library.md"
 
 REQUESTS = 400
-STEP_SEC = 0.03
+SCHEDULE_SEC, MODEL_SEC = 0.001, 0.029
+"""What a step takes."""
 SMALL, LARGE = 250, 8000
 """Blocks of the two pools."""
 
@@ -54,7 +55,9 @@ def run_until(engine: Engine, moment: int | None) -> None:
     while engine.scheduler.has_unfinished_requests():
         if moment is not None and engine.clock.now >= moment:
             return
-        engine.step(seconds=STEP_SEC)
+        output = engine.schedule(SCHEDULE_SEC)
+        engine.wait(MODEL_SEC)
+        engine.update(output)
 
 
 @pytest.fixture

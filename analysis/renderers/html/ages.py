@@ -9,21 +9,22 @@ from collections.abc import Iterable
 from analysis.histograms import Bin
 from analysis.lifetimes import Spread
 from analysis.renderers.formats import seconds
-from analysis.renderers.html.chart import Figure, Table, axis
+from analysis.renderers.html.chart import Figure, Table, axis, rounded
 
 
 def histogram(name: str, bins: Iterable[Bin], colour: str, dash: str) -> Figure:
-    """Steps as wide as the bins."""
+    """Steps as wide as the bins, in percent of all."""
     counted = list(bins)
+    total = sum(found.count for found in counted)
     edges = [_edges(found) for found in counted]
     return {
         "type": "scatter",
         "mode": "lines",
         "name": name.lower(),
         "x": [edge for both in edges for edge in both],
-        "y": [found.count for found in counted for _ in range(2)],
+        "y": [rounded(100 * found.count / total) for found in counted for _ in range(2)],
         "text": [_text(found) for found in counted for _ in range(2)],
-        "hovertemplate": "%{text}: %{y:,}<extra>%{fullData.name}</extra>",
+        "hovertemplate": "%{text}: %{y:.2f} %<extra>%{fullData.name}</extra>",
         "line": {"color": f"var(--{colour})", "width": 2, "dash": dash},
         "fill": "tozeroy",
         "fillcolor": f"var(--{colour}-band)",

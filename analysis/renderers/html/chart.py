@@ -32,20 +32,42 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One part of every bar: its name, a value for each bar, and its colour."""
+
+    name: str
+    values: Sequence[float]
+    colour: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Horizontal bars, the first on top: for each a label and its figure as text, and the parts
+    that it consists of. ``unit``: what the lengths stand for; ``mark``: a value to show across."""
+
+    labels: Sequence[str]
+    texts: Sequence[str]
+    parts: Sequence[Part]
+    unit: str
+    mark: float | None = None
+
+
+@dataclass(frozen=True)
 class Chart:
     """One chart of the page.
 
     ``key``: its id in the page. ``heading``: a question or a statement. ``look``: what to look
     for, one sentence. ``words``: what the chart shows, in figures. ``figure``: None where there is
     nothing to draw, which ``words`` then explains. ``over_time``: its x axis is the session's
-    time, so it zooms together with the others. ``height``: in CSS pixels.
+    time, so it zooms together with the others. ``height``: in CSS
+    pixels.
     """
 
     key: str
     heading: str
     look: str
     words: str
-    figure: Figure | None = None
+    figure: Figure | Bars | None = None
     table: Table | None = None
     over_time: bool = False
     height: int = 320

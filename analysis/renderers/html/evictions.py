@@ -102,7 +102,7 @@ def _ages(report: Report) -> Chart:
             ],
             "layout": {
                 "xaxis": age_axis(*lived.lifetime.bins, *lived.idle.bins),
-                "yaxis": count_axis("evicted blocks"),
+                "yaxis": count_axis("% of evicted blocks"),
             },
         },
         spread_table(spreads),

@@ -18,17 +18,24 @@ from plotly.offline import get_plotlyjs
 from analysis.renderers.html import (
     about,
     block_map,
+    costs,
     evictions,
+    fragmentation,
+    key_figures,
+    misses,
     parts,
     pool,
     prefix_cache,
+    regret,
     requests,
+    reuse,
     steps,
-    story,
+    waiting,
 )
 from analysis.renderers.html.chart import Chart, Section
 from analysis.renderers.html.report import Report
 from analysis.series import Series
+from analysis.story import sentences
 from analysis.summary import Summary
 
 Charts = Callable[[Report], Iterable[Chart]]
@@ -50,8 +57,9 @@ def render(summary: Summary, series: Series) -> str:
         title=parts.text(session.session_id),
         directory=parts.text(session.directory),
         notes=parts.paragraphs(notes, "note"),
-        story=parts.paragraphs(story.sentences(summary)),
-        figures=parts.figures(story.figures(summary)),
+        story=parts.paragraphs(sentences(summary)),
+        advice=parts.advice(summary.advice),
+        figures=parts.figures(key_figures.figures(summary)),
         links=parts.links(sections),
         sections="\n".join(parts.section(section) for section in sections),
         facts=parts.facts(about.rows(summary)),
@@ -64,10 +72,10 @@ def render(summary: Summary, series: Series) -> str:
 def _sections(report: Report) -> list[Section]:
     """The page, top to bottom. A chart that is new is one more module, and its name here."""
     layout: tuple[tuple[str, str, tuple[Charts, ...]], ...] = (
-        ("pool", "KV cache", (pool.charts, block_map.charts)),
-        ("prefix-cache", "Prefix cache", (prefix_cache.charts,)),
-        ("evictions", "Evictions", (evictions.charts,)),
-        ("requests", "Requests", (requests.charts,)),
+        ("pool", "KV cache", (pool.charts, block_map.charts, fragmentation.charts)),
+        ("prefix-cache", "Prefix cache", (prefix_cache.charts, misses.charts, reuse.charts)),
+        ("evictions", "Evictions", (evictions.charts, regret.charts)),
+        ("requests", "Requests", (requests.charts, waiting.charts, costs.charts)),
         ("scheduler", "Scheduler", (steps.charts,)),
     )
     return [

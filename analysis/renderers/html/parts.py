@@ -8,8 +8,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from analysis.renderers.html.chart import Chart, Section, Table
-from analysis.renderers.html.story import Figure
+from analysis.advice import Advice
+from analysis.renderers.html.chart import Bars, Chart, Section, Table
+from analysis.renderers.html.key_figures import KeyFigure
 from analysis.renderers.text.layout import printable
 
 _ZOOM = (
@@ -31,7 +32,7 @@ def paragraphs(sentences: Iterable[str], kind: str = "") -> str:
     return "\n".join(f"<p{attribute}>{text(sentence)}</p>" for sentence in sentences)
 
 
-def figures(found: Iterable[Figure]) -> str:
+def figures(found: Iterable[KeyFigure]) -> str:
     """The tiles: a program finds each by its key, with its value at full precision."""
     tiles = (
         f'<div><dd data-key="{text(figure.key)}" data-value="{json.dumps(figure.value)}">'
@@ -39,6 +40,23 @@ def figures(found: Iterable[Figure]) -> str:
         for figure in found
     )
     return "\n".join(tiles)
+
+
+def advice(given: Sequence[Advice]) -> str:
+    """The advice, numbered; or that there is none."""
+    if not given:
+        return "<p>Nothing in this session asks for another setting.</p>"
+    return "<ol>\n" + "\n".join(map(_advice, given)) + "\n</ol>"
+
+
+def _advice(piece: Advice) -> str:
+    setting = f"{piece.flag} {piece.value or ''}".strip() if piece.flag else ""
+    flag = f"<p><code>{text(setting)}</code></p>" if setting else ""
+    because = "".join(f"<li>{text(evidence)}</li>" for evidence in piece.evidence)
+    return (
+        f"<li><h3>{text(piece.says)}</h3>{flag}<p>Because</p><ul>{because}</ul>"
+        f"<p>Expect: {text(piece.expect)} (confidence: {text(piece.confidence)})</p></li>"
+    )
 
 
 def links(sections: Iterable[Section]) -> str:
@@ -67,15 +85,46 @@ def _chart(part: Chart) -> Iterator[str]:
         yield f'<p class="nothing">{text(part.words)}</p>\n</figure>'
         return
     yield f'<p class="look">{text(part.look)}</p>'
-    yield _controls(part)
-    yield (
-        f'<div class="plot" data-chart="{part.key}" style="height:{part.height}px" role="img" '
-        f'aria-label="{text(part.heading)}" aria-describedby="{part.key}-words"></div>'
-    )
+    if isinstance(part.figure, Bars):
+        yield from _bars(part.figure)
+    else:
+        yield _controls(part)
+        yield (
+            f'<div class="plot" data-chart="{part.key}" style="height:{part.height}px" role="img" '
+            f'aria-label="{text(part.heading)}" aria-describedby="{part.key}-words"></div>'
+        )
     yield f'<figcaption id="{part.key}-words">{text(part.words)}</figcaption>'
     if part.table is not None:
         yield f"<details><summary>Figures</summary>\n{table(part.table)}\n</details>"
     yield "</figure>"
+
+
+def _bars(content: Bars) -> Iterator[str]:
+    """Bars as a list: each has its label and its figure as text."""
+    if len(content.parts) > 1:
+        keys = "".join(
+            f'<li><i style="background:var(--{part.colour})"></i>{text(part.name)}</li>'
+            for part in content.parts
+        )
+        yield f'<ul class="keys">{keys}</ul>'
+    totals = [sum(values) for values in zip(*(part.values for part in content.parts), strict=True)]
+    longest = max([*totals, content.mark or 0]) or 1
+    mark = ""
+    if content.mark is not None:
+        mark = f'<b style="left:{100 * content.mark / longest:.2f}%"></b>'
+    yield '<ul class="bars">'
+    for index, (label, figure) in enumerate(zip(content.labels, content.texts, strict=True)):
+        pieces = "".join(
+            f'<i style="width:{100 * part.values[index] / longest:.2f}%;'
+            f'background:var(--{part.colour})"></i>'
+            for part in content.parts
+        )
+        yield (
+            f"<li><span>{text(label)}</span> <span>{text(figure)}</span>"
+            f'<div aria-hidden="true">{pieces}{mark}</div></li>'
+        )
+    yield "</ul>"
+    yield f'<p class="unit">{text(content.unit)}</p>'
 
 
 def _controls(part: Chart) -> str:
@@ -115,7 +164,7 @@ def data(sections: Iterable[Section]) -> str:
         part.key: {**part.figure, "overTime": part.over_time}
         for found in sections
         for part in found.charts
-        if part.figure is not None
+        if isinstance(part.figure, dict)
     }
     plain = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

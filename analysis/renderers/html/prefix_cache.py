@@ -19,7 +19,7 @@ from analysis.renderers.html.chart import (
     times,
 )
 from analysis.renderers.html.report import Report
-from analysis.series.sharing import Depth
+from analysis.series.depths import Depth
 
 
 def charts(report: Report) -> Iterator[Chart]:
@@ -110,8 +110,8 @@ def _sharing(report: Report) -> Chart:
         "The gap between the lines is what a cache that forgets nothing would have found on top; "
         "where the upper line falls, prompts part, and no cache setting helps beyond that."
     )
-    sharing = report.series.sharing
-    if not sharing.depths:
+    found = report.series.depths
+    if not found.depths:
         return Chart(
             "sharing",
             heading,
@@ -119,7 +119,7 @@ def _sharing(report: Report) -> Chart:
             "No request that ended has a full block of prompt with a content id (with prefix "
             "caching off there are none), or engines have blocks of different sizes.",
         )
-    depths = sharing.depths
+    depths = found.depths
     x = [depth.tokens for depth in depths]
     text = [f"{depth.prompts:,} prompts are that long" for depth in depths]
     data = [

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from analysis.renderers.formats import duration
 from analysis.renderers.text import (
+    advice,
     blame,
     blocks,
     evictions,
@@ -21,6 +22,7 @@ from analysis.renderers.text import (
     scheduling,
     session,
     sharing,
+    story,
     usage,
     waiting,
 )
@@ -43,6 +45,8 @@ def _layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from _header(summary.session)
     for warning in summary.warnings:
         yield from wrapped("Warning: ", warning, "warning", "warning")
+    yield from section("In short", story.lines(summary))
+    yield from section("Advice", advice.lines(summary.advice))
     yield from section("Session", session.lines(summary.session, summary.facts))
     yield from section("KV cache usage, weighted by time", _usage(summary, bar))
     yield from section("Who holds blocks", holders.lines(summary.holders))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.blame import Blame, Content, Evictor, Sweepers
-from analysis.renderers.formats import seconds, share
+from analysis.renderers.formats import counted, seconds, share
 from analysis.renderers.text.layout import Line, note, row, shortened, table
 
 SHOWN = 5
@@ -17,7 +17,7 @@ def lines(blame: Blame) -> Iterator[Line]:
     if not blame.recomputed_tokens:
         return
     tokens = f"{blame.recomputed_tokens:,} tokens"
-    yield from row("Recomputed", tokens, f"evicted for {blame.evictors:,} requests")
+    yield from row("Recomputed", tokens, f"evicted for {counted(blame.evictors, 'request')}")
     heads = ("", "evicted", "asked again", "tokens", "requests", "after")
     yield from table(heads, [_evictor(evictor) for evictor in blame.worst[:SHOWN]])
     yield from note(
@@ -42,12 +42,13 @@ def _evictor(evictor: Evictor) -> tuple[str, ...]:
 
 
 def _sweepers(swept: Sweepers) -> Iterator[Line]:
+    evicted = counted(swept.evicted_blocks, "block")
     yield from row(
         "One-off prompts",
         f"{swept.requests:,}",
-        f"evicted {swept.evicted_blocks:,} blocks ({swept.evicted_tokens:,} tokens), and nobody "
-        f"asked for theirs. {swept.regretted_blocks:,} of these were asked for again: "
-        f"{share(swept.share)} of the recomputed tokens",
+        f"evicted {evicted} ({swept.evicted_tokens:,} tokens), and nobody asked for theirs. "
+        f"{swept.regretted_blocks:,} of these were asked for again: {share(swept.share)} of the "
+        "recomputed tokens",
     )
     if swept.proven_blocks:
         yield from note(
@@ -57,7 +58,8 @@ def _sweepers(swept: Sweepers) -> Iterator[Line]:
 
 
 def _content(content: Content) -> str:
-    where = f"Tokens {content.begin_token:,} to {content.end_token:,} of {content.misses:,} prompts"
+    prompts = counted(content.misses, "prompt")
+    where = f"Tokens {content.begin_token:,} to {content.end_token:,} of {prompts}"
     return (
         f"{where} (content {content.content_id}) were evicted and computed again: "
         f"{content.recomputed_tokens:,} tokens"

@@ -9,7 +9,7 @@ from analysis.ages import Ages
 from analysis.evictions import Evicted, Evictions, Reused
 from analysis.groups import Contents
 from analysis.lifetimes import Lifetimes, Spread
-from analysis.renderers.formats import seconds, share
+from analysis.renderers.formats import counted, seconds, share
 from analysis.renderers.text.layout import Line, note, row, table
 from analysis.summary import Summary
 
@@ -76,7 +76,7 @@ def _loss(evictions: Evictions) -> Iterator[Line]:
         yield from row("Rate", f"{rate.mean_per_sec:,.1f} blocks a second", most)
     if regretted.blocks:
         again = (
-            f"asked for again by {regretted.requests:,} requests, half of them within "
+            f"asked for again by {counted(regretted.requests, 'request')}, half of them within "
             f"{seconds(regretted.after.p50_sec)}; {regretted.recomputed_tokens:,} tokens were "
             "computed again"
         )
@@ -84,7 +84,7 @@ def _loss(evictions: Evictions) -> Iterator[Line]:
     yield from row("Harmless", f"{evictions.harmless:,}", "that nobody asked for again")
     dead = evictions.total.never_reused
     if dead:
-        yield from row("Dead on arrival", f"{dead:,} blocks", _dead(evictions))
+        yield from row("Dead on arrival", counted(dead, "block"), _dead(evictions))
     counts = ", ".join(map(_reused, evictions.reuse_counts))
     yield from row("Times reused", counts)
 
@@ -105,15 +105,15 @@ def _reused(reused: Reused) -> str:
         times += " or more"
     elif reused.most > reused.least:
         times += f" to {reused.most}"
-    return f"{times}: {reused.blocks:,} blocks"
+    return f"{times}: {counted(reused.blocks, 'block')}"
 
 
 def _ages(ages: Ages) -> Iterator[Line]:
     if ages.later is None or not ages.reuses:
         return
     later = (
-        f"of {ages.reuses:,} blocks asked for again came back later than blocks are evicted "
-        f"(median idle time {seconds(ages.at_eviction.p50_sec)})"
+        f"of {counted(ages.reuses, 'block')} asked for again came back later than blocks are "
+        f"evicted (median idle time {seconds(ages.at_eviction.p50_sec)})"
     )
     yield from row("Back too late", share(ages.later_share), later)
     if ages.at_hit.count:

@@ -11,7 +11,7 @@ from analysis.miss_reasons import Costly, MissReasons, Short
 from analysis.renderers.formats import byte_size, seconds, share
 from analysis.renderers.text.layout import Line, note, row, table
 
-_MEANING = {
+MEANING = {
     "compulsory": "new content",
     "capacity": "evicted before",
     "not yet cached": "being computed",
@@ -32,7 +32,7 @@ def lines(missed: MissReasons, facts: Facts) -> Iterator[Line]:
     rows = [("Found", "", f"{missed.hit_tokens:,}", share(_part(missed.hit_tokens, prompt)), "")]
     rows += [
         (
-            f"{reason.capitalize()}: {_MEANING[reason]}",
+            f"{reason.capitalize()}: {MEANING[reason]}",
             f"{part.blocks:,}" if part.blocks else "",
             f"{part.tokens:,}",
             share(_part(part.tokens, prompt)),
@@ -61,8 +61,8 @@ def _evicted(missed: MissReasons, facts: Facts) -> Iterator[Line]:
         "Recomputed", f"{missed.recomputed_tokens:,} tokens", f"that had been evicted, {computed}"
     )
     short = missed.short
-    late = f"95 % under {seconds(short.late_p95_sec)}"
-    yield from row("Evicted too early by", f"{seconds(short.late_p50_sec)} (median)", late)
+    late = f"95 % by under {seconds(short.late_p95_sec)}"
+    yield from row("Evicted too early", f"by {seconds(short.late_p50_sec)} (median)", late)
     if short.more_blocks_max is not None:
         yield from row("Would have hit with", _more(short, facts))
     for costly in missed.costliest[:3]:

@@ -25,7 +25,7 @@ def lines(summary: Summary) -> Iterator[Line]:
         )
     yield from row("Preemptions", f"{preemptions.count:,}", steps)
     if requests.aborted:
-        wasted = f"{requests.aborted_computed_tokens:,} tokens had been computed for them"
+        wasted = f"{requests.aborted_wasted_tokens:,} tokens had been computed for them in vain"
         yield from row("Aborted", f"{requests.aborted:,}", wasted)
     yield from _admission(summary.admission)
 

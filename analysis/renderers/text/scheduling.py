@@ -45,10 +45,11 @@ def lines(scheduling: Scheduling) -> Iterator[Line]:
     ]
     if rows:
         yield from table(("From arrival", "median", "95th pct.", "99th pct.", "max"), rows)
-    if len(scheduling.by_pressure) > 1:
+    busy = [part for part in scheduling.by_pressure if part.arrived or part.preemptions]
+    if len(busy) > 1:
         yield from table(
             ("While the pool was", "arrived", "queued 95th", "1st token 95th", "preempted"),
-            [_pressure(part) for part in scheduling.by_pressure],
+            [_pressure(part) for part in busy],
         )
 
 

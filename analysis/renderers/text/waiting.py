@@ -40,7 +40,7 @@ def lines(waiting: Waiting, scheduler: Scheduler) -> Iterator[Line]:
     reasons = list(waiting.by_reason.items())
     rows = [
         (
-            _name(name, scheduler),
+            name_of(name, scheduler),
             seconds(reason.request_sec),
             share(reason.share),
             percent(None if reason.usage_pct is None else 100 - reason.usage_pct),
@@ -51,10 +51,10 @@ def lines(waiting: Waiting, scheduler: Scheduler) -> Iterator[Line]:
     if rest:
         total, part = sum(r.request_sec for r in rest), sum(r.share for r in rest)
         rows.append((f"{len(rest)} other reasons", seconds(total), share(part), ""))
-    yield from table(("", "waited", "of it", "blocks not held then"), rows)
+    yield from table(("", "waited", "share", "pool not held then"), rows)
 
 
-def _name(reason: str, scheduler: Scheduler) -> str:
+def name_of(reason: str, scheduler: Scheduler) -> str:
     limit = {
         "token_budget": scheduler.max_num_scheduled_tokens,
         "max_num_seqs": scheduler.max_num_active_seqs,

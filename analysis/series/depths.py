@@ -38,7 +38,7 @@ class Depth:
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Depths:
     """One entry a depth that any prompt has. ``block_size``: tokens a content id stands for, None
     where there is none or where engines differ (then ``depths`` is empty)."""
 
@@ -71,12 +71,12 @@ class Collected:
             hit = pl.col("hit_tokens") >= depth * pl.col("block_size")
             self._found[depth] += deep.filter(hit).height
 
-    def result(self) -> Sharing:
+    def result(self) -> Depths:
         if len(self._sizes) != 1:
-            return Sharing((), None)
+            return Depths((), None)
         (size,) = self._sizes
         depths = (self._depth(depth, size) for depth in DEPTHS if self._ids[depth])
-        return Sharing(tuple(depth for depth in depths if depth.prompts), size)
+        return Depths(tuple(depth for depth in depths if depth.prompts), size)
 
     def _depth(self, depth: int, size: int) -> Depth:
         beginnings = pl.concat(self._ids.pop(depth)).group_by("engine", "content_id").len()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a piece of advice consists of, and from where on a figure is worth one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from analysis.summary import Summary
+
+UNDER_USED_PCT = 40.0
+OVER_USED_PCT = 90.0
+SHORT_LIFETIME_SEC = 5.0
+LONG_LIFETIME_SEC = 60.0
+"""The guide's rules: a pool under 40 % is larger than the load needs, over 90 % it is too small;
+blocks that live for less than 5 s leave before they can be found again, and those that live for
+more than 60 s had every chance."""
+
+MUCH = 0.05
+"""A share of the prompts' tokens, of the time or of the work that is worth a change."""
+SOME = 0.01
+MOST = 0.25
+"""A share of all waiting that makes a reason the one to look at."""
+ROOM_PCT = 80.0
+"""Below this usage the pool has room for more requests at once."""
+LARGEST_UTILIZATION = 0.95
+FEW = 10
+"""Fewer requests than this say nothing of a load."""
+
+Confidence = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to change.
+
+    ``about``: what it moves; no two pieces of advice move the same. ``says``: what to do;
+    ``flag`` and ``value``: as ``vllm serve`` takes them, None where no flag does it.
+    ``evidence``: what in this session speaks for it. ``expect``: what it should bring, and what
+    it may cost. ``confidence``: ``high`` where the figures alone decide, ``medium`` where the
+    load may answer to the change, ``low`` where it is one explanation among others.
+    """
+
+    about: str
+    says: str
+    flag: str | None
+    value: str | None
+    evidence: tuple[str, ...]
+    expect: str
+    confidence: Confidence
+
+
+def waited_for(summary: Summary, *reasons: str) -> float:
+    """The share of all waiting that was for these reasons."""
+    waiting = summary.waiting.by_reason
+    return sum(waiting[reason].share for reason in reasons if reason in waiting)
+
+
+def waits(summary: Summary) -> bool:
+    """Whether requests waited so long that it matters: a twentieth of the time until their first
+    token."""
+    queued, first = summary.scheduling.queued.mean_sec, summary.scheduling.first_token.mean_sec
+    return queued is not None and first is not None and queued >= MUCH * first

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a verb in this process: what it prints and its exit code, without an interpreter's start."""
+
+from __future__ import annotations
+
+import subprocess
+
+from typer.testing import CliRunner
+
+from profilemate.commands.app import application
+
+
+def invoke(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """``profilemate ARGUMENTS`` into pipes of 80 columns."""
+    words = [str(argument) for argument in arguments]
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(
+        application(None), words, prog_name="profilemate", catch_exceptions=False
+    )
+    return subprocess.CompletedProcess(words, result.exit_code, result.stdout, result.stderr)

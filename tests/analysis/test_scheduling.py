@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from analysis import open_session, scheduling
+from analysis.scheduling import Counted, Pressure, Scheduling
+from tests.analysis.builder import SessionBuilder
+
+
+def scheduling_of(session: SessionBuilder, after_sec: float = 0.0) -> Scheduling:
+    return scheduling.measure(open_session(session.folder, after_sec=after_sec))
+
+
+def step(time: float, prefill: int, decode: int, requests: int, **other: Any) -> dict[str, Any]:
+    return {
+        "timestamp_sec": time,
+        "scheduled_tokens": prefill + decode,
+        "prefill_tokens": prefill,
+        "decode_tokens": decode,
+        "scheduled_reqs": requests,
+        "schedule_us": 100 * requests,
+        **other,
+    }
+
+
+def request(arrived: float, queued: float, first: float, finish: float) -> dict[str, Any]:
+    """A request by its seconds from its arrival on."""
+    return {
+        "timestamp": arrived * 1000,
+        "queue_sec": queued,
+        "first_token_sec": arrived + first,
+        "finish_sec": arrived + finish,
+    }
+
+
+def test_steps_by_kind_and_size(session: SessionBuilder) -> None:
+    session.rows(
+        "scheduler_steps.csv",
+        step(1, 100, 0, 1),
+        step(2, 50, 2, 3),
+        step(3, 0, 3, 3),
+        step(4, 0, 3, 3),
+        step(5, 0, 0, 0, repeats=7),
+    )
+    found = scheduling_of(session)
+    assert (found.steps, found.idle_steps) == (4, 7)
+    assert (found.prefill_steps, found.mixed_steps, found.decode_steps) == (1, 1, 2)
+    assert found.requests == Counted(mean=2.5, p50=3, p95=3, p99=3, max=3)
+    # Of 3, 3, 52 and 100 half are at most 3.
+    assert found.tokens == Counted(mean=39.5, p50=3, p95=100, p99=100, max=100)
+    assert found.schedule_us == Counted(mean=250, p50=300, p95=300, p99=300, max=300)
+
+
+def test_what_arrives_at_a_full_pool_waits(session: SessionBuilder) -> None:
+    """Under 40 % until 2 s, 95 % until 6 s, then 40 %: which is not under 40."""
+    session.usage((1, 10), (2, 95), (6, 40))
+    session.requests(
+        request(0.5, 0.1, 0.2, 1),
+        request(1.5, 0.3, 0.4, 1),
+        request(2, 3, 3.5, 4),
+        request(5.9, 1, 1.5, 2),
+        request(7, 0.5, 0.6, 1),
+        {"timestamp": 8000, "finish_sec": 9},
+    )
+    session.rows(
+        "scheduler_steps.csv",
+        step(1, 10, 0, 1),
+        step(2, 0, 2, 2, preempted_reqs=1),
+        step(3, 0, 4, 4, preempted_reqs=2),
+        step(4, 0, 0, 0, preempted_reqs=1),
+    )
+    found = scheduling_of(session)
+    low, middle, high = found.by_pressure
+    assert (low.band, low.arrived, low.steps, low.preemptions) == ("under_40", 2, 1, 0)
+    assert low.queued_p50_sec == pytest.approx(0.2)
+    assert low.queued_p95_sec == pytest.approx(0.1 + 0.95 * 0.2)
+    assert low.first_token_p50_sec == pytest.approx(0.3)
+    assert (middle.band, middle.arrived, middle.queued_p95_sec) == ("from_40_to_60", 2, 0.5)
+    assert (high.band, high.steps, high.mean_requests, high.mean_tokens) == ("over_90", 2, 3, 3)
+    assert (high.preemptions, high.arrived, high.queued_p50_sec) == (4, 2, 2)
+    assert (found.queued.count, found.first_token.count, found.finish.count) == (5, 5, 6)
+    assert (found.queued.p50_sec, found.queued.max_sec) == (0.5, 3)
+    assert found.finish.p50_sec == pytest.approx(1)
+
+
+def test_engines_have_pools_of_their_own(session: SessionBuilder) -> None:
+    session.usage((0, 95))
+    session.usage((0, 5), engine=1)
+    session.rows("scheduler_steps.csv", step(1, 0, 4, 4), step(1, 0, 2, 2, engine=1))
+    bands = [(part.band, part.mean_tokens) for part in scheduling_of(session).by_pressure]
+    assert bands == [("under_40", 2), ("over_90", 4)]
+
+
+def test_warm_up_is_left_out_but_the_state_that_it_left_holds(session: SessionBuilder) -> None:
+    session.usage((1, 95))
+    session.rows("scheduler_steps.csv", step(2, 0, 9, 9), step(4, 0, 4, 4))
+    session.requests(request(2, 1, 1, 1), request(4, 2, 2, 2))
+    found = scheduling_of(session, after_sec=3)
+    assert found.steps == found.queued.count == 1
+    assert found.by_pressure == (Pressure("over_90", 1, 4, 4, 0, 1, 2, 2, 2, 2),)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_tables_are_the_same_in_pieces(session: SessionBuilder) -> None:
+    """500 steps of 1, 2, ... 100 requests five times; half of them at 50 % usage."""
+    session.usage((0, 0), (2.5, 50))
+    session.rows(
+        "scheduler_steps.csv",
+        *(step(number / 100, 0, number % 100 + 1, number % 100 + 1) for number in range(500)),
+    )
+    found = scheduling_of(session)
+    assert found.tokens == Counted(mean=50.5, p50=50, p95=95, p99=99, max=100)
+    assert [(part.band, part.steps) for part in found.by_pressure] == [
+        ("under_40", 250),
+        ("from_40_to_60", 250),
+    ]
+
+
+def test_nothing_scheduled_is_nothing_told(session: SessionBuilder) -> None:
+    found = scheduling_of(session)
+    assert (found.steps, found.requests, found.queued.p50_sec, found.by_pressure) == (
+        0,
+        None,
+        None,
+        (),
+    )

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
-from analysis.session import Session
-
 TABLE = "kv_cache_allocations"
+COLUMNS = ("event", "num_blocks", "evicted_blocks")
+_COUNTS = ("calls", "num_blocks", "evicted_blocks")
 
 
 @dataclass(frozen=True)
@@ -33,33 +33,36 @@ class Allocations:
     resets_refused: int
 
 
-def measure(session: Session) -> Allocations:
-    """The sums over kv_cache_allocations.csv, all engines and pools.
+@dataclass
+class Counted:
+    """The rows seen so far, summed up by event."""
 
-    Raises:
-        SessionError: the table cannot be read.
+    sums: list[pl.DataFrame] = field(default_factory=list)
 
-    """
-    sums = session.collect(
-        TABLE,
-        lambda table: table.group_by("event", "engine").agg(
-            pl.len(), pl.col("num_blocks").sum(), pl.col("evicted_blocks").sum()
-        ),
-    )
-
-    def moved(event: str) -> Moved:
-        rows = sums.filter(pl.col("event") == event)
-        return Moved(
-            blocks=int(rows["num_blocks"].sum()),
-            calls=int(rows["len"].sum()),
-            evicted_blocks=int(rows["evicted_blocks"].sum()),
+    def add(self, batch: pl.DataFrame) -> None:
+        self.sums.append(
+            batch.group_by("event").agg(
+                pl.len().cast(pl.Int64).alias("calls"),
+                pl.col("num_blocks", "evicted_blocks").sum(),
+            )
         )
 
-    return Allocations(
-        allocated=moved("allocate"),
-        reused=moved("reuse"),
-        freed=moved("free"),
-        cached=moved("cache"),
-        resets=moved("reset").calls,
-        resets_refused=moved("reset_refused").calls,
-    )
+    def result(self) -> Allocations:
+        empty = pl.DataFrame(schema={"event": pl.String, **dict.fromkeys(_COUNTS, pl.Int64)})
+        sums = pl.concat([empty, *self.sums]).group_by("event").agg(pl.col(_COUNTS).sum())
+        known = {
+            event: Moved(blocks, calls, evicted)
+            for event, calls, blocks, evicted in sums.select("event", *_COUNTS).iter_rows()
+        }
+
+        def moved(event: str) -> Moved:
+            return known.get(event, Moved())
+
+        return Allocations(
+            allocated=moved("allocate"),
+            reused=moved("reuse"),
+            freed=moved("free"),
+            cached=moved("cache"),
+            resets=moved("reset").calls,
+            resets_refused=moved("reset_refused").calls,
+        )

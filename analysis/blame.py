@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.prompts import ENGINES, Prompts
-from analysis.uses import later
 
 SHOWN = 10
 """How many evictors and contents are named."""
@@ -98,7 +97,11 @@ class Blame:
 
 
 def measure(
-    missed: pl.DataFrame, prompts: Prompts, uses: pl.DataFrame, evicted: pl.DataFrame
+    missed: pl.DataFrame,
+    prompts: Prompts,
+    uses: pl.DataFrame,
+    returns: pl.DataFrame,
+    evicted: pl.DataFrame,
 ) -> Blame:
     """Who is to blame.
 
@@ -106,10 +109,11 @@ def measure(
         missed: blocks, as ``analysis.evictions.missed_for_capacity`` found them.
         prompts: of the session.
         uses: what ``analysis.uses.shared`` found.
+        returns: what ``analysis.uses.returns`` made of them.
         evicted: how many ``blocks`` each ``engine`` and ``evicting_request`` evicted.
 
     """
-    evictors = _evictors(missed, prompts, uses, evicted)
+    evictors = _evictors(missed, prompts, returns, evicted)
     return Blame(
         recomputed_tokens=int(missed["block_size"].sum()),
         evictors=int(evictors["evicting_request"].is_not_null().sum()),
@@ -135,7 +139,7 @@ def measure(
 
 
 def _evictors(
-    missed: pl.DataFrame, prompts: Prompts, uses: pl.DataFrame, evicted: pl.DataFrame
+    missed: pl.DataFrame, prompts: Prompts, returns: pl.DataFrame, evicted: pl.DataFrame
 ) -> pl.DataFrame:
     """One row for each evictor, the costliest first."""
     late = (pl.col("timestamp_sec") - pl.col("evicted_sec")).sort()
@@ -152,7 +156,7 @@ def _evictors(
         .unique(["engine", "request_id"], keep="last", maintain_order=True)
         .select("engine", "request", evicting_request="request_id", input_tokens="query_tokens")
     )
-    useful = later(uses).filter(pl.col("asked_later") > 0).select("request").unique()
+    useful = returns.filter(pl.col("asked") > 0).select("request")
     return (
         evictors.join(known, on=_NAME, how="left")
         .join(useful.with_columns(one_off=pl.lit(value=False)), on="request", how="left")
@@ -169,7 +173,12 @@ def _sweepers(missed: pl.DataFrame, uses: pl.DataFrame, evictors: pl.DataFrame) 
     sweepers = evictors.filter(pl.col("one_off").fill_null(value=False))
     swept = missed.join(sweepers.select(_NAME), on=_NAME, how="semi")
     lost = swept.unique("eviction").sort("evicted_sec")
-    used = uses.select("key", "begin_sec", before=pl.int_range(pl.len()).over("key") + 1)
+    used = (
+        uses.lazy()
+        .join(lost.lazy().select("key").unique(), on="key", how="semi")
+        .select("key", "begin_sec", before=pl.col("begin_sec").cum_count().over("key"))
+        .collect()
+    )
     proven = lost.join_asof(
         used.sort("begin_sec"),
         left_on="evicted_sec",

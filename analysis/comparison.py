@@ -20,8 +20,10 @@ from analysis.measures import Better, Measure
 from analysis.session import Session
 from analysis.summary import About, Summary, summarize
 
-WORKLOAD = 0.01
-"""Requests and tokens of two sessions may differ by this share, as windows cut them."""
+ASKED = 0.01
+"""Requests and prompt tokens of two sessions may differ by this share, as windows cut them."""
+ANSWERED = 0.05
+"""Generated tokens may differ by this share: sampled answers are not all of the same length."""
 SHORTEST_SEC = 10.0
 FEWEST_REQUESTS = 20
 """Of fewer values, the 95th percentile is little else than the largest."""
@@ -119,12 +121,12 @@ def doubts(baseline: Summary, other: Summary, first: str, second: str) -> Iterat
     yield from _own_doubts(baseline, first)
     yield from _own_doubts(other, second)
     ours, theirs = other.requests, baseline.requests
-    for what, value, base in (
-        ("requests that ended", ours.ended, theirs.ended),
-        ("prompt tokens", ours.input_tokens, theirs.input_tokens),
-        ("generated tokens", ours.output_tokens, theirs.output_tokens),
+    for what, value, base, allowed in (
+        ("requests that ended", ours.ended, theirs.ended, ASKED),
+        ("prompt tokens", ours.input_tokens, theirs.input_tokens, ASKED),
+        ("generated tokens", ours.output_tokens, theirs.output_tokens, ANSWERED),
     ):
-        if abs(value - base) > WORKLOAD * base:
+        if abs(value - base) > allowed * base:
             more = "more" if value > base else "fewer"
             yield (
                 f"The requests differ: {second} has {abs(value - base):,} {more} {what} than "

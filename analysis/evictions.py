@@ -15,6 +15,7 @@ from typing import Any
 
 import polars as pl
 
+from analysis.alike import in_runs
 from analysis.facts import Facts
 from analysis.lifetimes import Spread, spread
 from analysis.session import Session
@@ -131,21 +132,22 @@ class Counted:
     evictors: list[pl.DataFrame] = field(default_factory=list)
 
     def add(self, batch: pl.DataFrame) -> None:
-        rows = batch.with_columns(pl.col("group").fill_null(0))
-        one = pl.len().cast(pl.Int64).alias("blocks")
-        self._keep(
-            self.sums,
-            rows.group_by(_KEYS).agg(
-                one,
-                never_reused=(pl.col("reuse_count") == 0).sum().cast(pl.Int64),
-                copies_left=(pl.col("copies_left") > 0).sum().cast(pl.Int64),
-            ),
+        rows = batch.with_columns(
+            pl.col("group").fill_null(0), second=pl.col("timestamp_sec").cast(pl.Int64)
         )
-        second = pl.col("timestamp_sec").floor().cast(pl.Int64).alias("second")
-        self._keep(self.seconds, rows.group_by(second).agg(one))
-        bound = pl.sum_horizontal(pl.col("reuse_count") >= least for least in _REUSE_BOUNDS)
-        self._keep(self.reuses, rows.group_by(bound.alias("bound")).agg(one))
-        self._keep(self.evictors, rows.group_by("engine", "evicting_request").agg(one))
+        alike = in_runs(
+            rows,
+            [*_KEYS, "second", "evicting_request"],
+            blocks=pl.len().cast(pl.Int64),
+            never_reused=(pl.col("reuse_count") == 0).sum().cast(pl.Int64),
+            copies_left=(pl.col("copies_left") > 0).sum().cast(pl.Int64),
+        )
+        blocks = pl.col("blocks").sum()
+        self._keep(self.sums, alike.group_by(_KEYS).agg(pl.col(_COUNTS).sum()))
+        self._keep(self.seconds, alike.group_by("second").agg(blocks))
+        self._keep(self.evictors, alike.group_by("engine", "evicting_request").agg(blocks))
+        one = pl.len().cast(pl.Int64).alias("blocks")
+        self._keep(self.reuses, batch.group_by("reuse_count").agg(one))
 
     def by_evictor(self) -> pl.DataFrame:
         """``blocks`` that each ``engine`` and ``evicting_request`` evicted."""
@@ -182,11 +184,14 @@ class Counted:
     def _reuse_counts(self) -> tuple[Reused, ...]:
         if not self.reuses:
             return ()
-        blocks = dict(_summed(self.reuses).select("bound", "blocks").iter_rows())
+        # In the row of the highest bound that is not above it.
+        bound = pl.sum_horizontal(pl.col("reuse_count") >= least for least in _REUSE_BOUNDS)
+        reuses = _summed(self.reuses).group_by(bound.alias("row")).agg(pl.col("blocks").sum())
+        blocks = dict(reuses.iter_rows())
         most = [*(least - 1 for least in _REUSE_BOUNDS[1:]), None]
         counts = [
-            Reused(least, last, blocks.get(number, 0))
-            for number, (least, last) in enumerate(zip(_REUSE_BOUNDS, most, strict=True), 1)
+            Reused(least, last, blocks.get(row, 0))
+            for row, (least, last) in enumerate(zip(_REUSE_BOUNDS, most, strict=True), 1)
         ]
         while counts and not counts[-1].blocks:
             counts.pop()

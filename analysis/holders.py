@@ -19,6 +19,7 @@ import polars as pl
 from analysis.admission import block_size_of
 from analysis.cells import as_cells
 from analysis.facts import Facts
+from analysis.pressure import States
 from analysis.session import Session
 from analysis.usage import Usage
 
@@ -74,7 +75,7 @@ class Holders:
 
 
 def measure(
-    session: Session, facts: Facts, usage: Usage, *, at_sec: float | None = None
+    session: Session, facts: Facts, usage: Usage, pools: States, *, at_sec: float | None = None
 ) -> Holders | None:
     """Who held blocks at a moment, the session's end if none is given; None where the session
     cannot tell: with several KV cache groups or pools, or without a usage row.
@@ -86,16 +87,22 @@ def measure(
     at = session.end_sec if at_sec is None else at_sec
     if block_size_of(facts, usage) is None:
         return None
-    states = _states(session, at)
-    if states.is_empty():
+    states = [
+        until
+        for states in pools.by_engine.values()
+        if not (until := states.filter(pl.col("micros") <= round(at * 1e6))).is_empty()
+    ]
+    if not states:
         return None
     ended = _ended(session, at)
     living = _living(session, at, ended)
-    held, blocks = int(states["num_blocks"].sum()), int(living["blocks"].sum())
-    idle_sec = _idle_sec(states, at)
-    # While a session is being written, its tables do not reach equally far.
-    comparable = session.state != "running" or idle_sec > 0
-    leaked = max(0, held - blocks) if comparable else 0
+    held = sum(int(until["held"][-1]) for until in states)
+    blocks = int(living["blocks"].sum())
+    idle_sec = min(_idle_sec(until, at) for until in states)
+    # While something runs, the tables must name it; while they are written, they do not all reach
+    # equally far.
+    told = idle_sec > 0 or (session.state != "running" and not living.is_empty())
+    leaked = max(0, held - blocks) if told else 0
     return Holders(
         at_sec=at,
         held_blocks=held,
@@ -110,27 +117,10 @@ def measure(
 
 
 def _idle_sec(states: pl.DataFrame, at: float) -> float:
-    since = states["idle_since"].to_list()
-    return 0.0 if None in since else at - max(since)
-
-
-def _states(session: Session, at: float) -> pl.DataFrame:
-    """Each engine's held blocks, and since when it had no request at all; null if it has one."""
-    busy = (pl.col("running_reqs") > 0) | (pl.col("waiting_reqs") > 0)
-    time = pl.col("timestamp_sec")
-    last_busy = time.filter(busy).max().fill_null(-1.0)
-    return session.collect(
-        "kv_cache_usage",
-        lambda table: (
-            table.filter(time <= at)
-            .group_by("engine")
-            .agg(
-                pl.col("num_blocks").last(),
-                idle_since=time.filter(~busy & (time > last_busy)).min(),
-            )
-        ),
-        history=True,
-    )
+    """How long the engine had had no request; 0 if it has one."""
+    busy = states["idle"].fill_null(False).not_().arg_true()
+    first_idle = 0 if busy.is_empty() else int(busy[-1]) + 1
+    return 0.0 if first_idle == states.height else at - float(states["micros"][first_idle]) / 1e6
 
 
 def _ended(session: Session, at: float) -> pl.DataFrame:

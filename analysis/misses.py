@@ -270,7 +270,12 @@ def _history(blocks: pl.DataFrame, holders: pl.DataFrame, evicted: pl.DataFrame)
         )
         .sort("timestamp_sec")
         .join_asof(
-            made, left_on="timestamp_sec", right_on="made_sec", by="key", check_sortedness=False
+            made,
+            left_on="timestamp_sec",
+            right_on="made_sec",
+            by="key",
+            allow_exact_matches=False,
+            check_sortedness=False,
         )
         .join_asof(
             lost, left_on="timestamp_sec", right_on="evicted_sec", by="key", check_sortedness=False

@@ -16,18 +16,17 @@ of blocks while a request runs, and vLLM does not always tell whose they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import polars as pl
 
 from analysis import usage
+from analysis.alike import in_runs
 from analysis.facts import FULL_ATTENTION, Facts
 from analysis.prompts import Prompts
 from analysis.session import Session
-from analysis.uses import later
 
-TABLE = "kv_cache_allocations"
+COLUMNS = ("timestamp_sec", "event", "num_blocks", "request_id", "engine")
 EVICTION_COLUMNS = ("timestamp_sec", "evictable_sec", "owner_request", "engine")
 
 SHOWN = 10
@@ -92,10 +91,11 @@ class Kept:
 
     def add(self, batch: pl.DataFrame) -> None:
         since = (pl.col("timestamp_sec") - self.begin_sec).clip(0)
+        kept = pl.min_horizontal("evictable_sec", since).sum()
         self.parts.append(
-            batch.group_by("engine", request_id=pl.col("owner_request").fill_null("")).agg(
-                kept=pl.min_horizontal("evictable_sec", since).sum()
-            )
+            in_runs(batch, ["engine", "owner_request"], kept=kept)
+            .group_by("engine", request_id=pl.col("owner_request").fill_null(""))
+            .agg(pl.col("kept").sum())
         )
         if len(self.parts) == 64:
             self.parts = [self.result()]
@@ -108,12 +108,82 @@ class Kept:
         return pl.concat([empty, *self.parts]).group_by(_NAME).agg(pl.col("kept").sum())
 
 
+@dataclass
+class Held:
+    """Of the rows of kv_cache_allocations.csv seen so far, warm-up included: what requests paid.
+
+    ``runs``: what ``analysis.runs.named`` found. ``begin_sec`` and ``end_sec``: of the time that
+    counts.
+    """
+
+    runs: pl.DataFrame
+    begin_sec: float
+    end_sec: float
+    parts: list[pl.DataFrame] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._starts = self.runs.select(
+            *_NAME, "end_sec", "first_token_sec", since="begin_sec"
+        ).sort("since")
+
+    def add(self, batch: pl.DataFrame) -> None:
+        ended = pl.col("end_sec").is_not_null()
+        until = pl.col("end_sec").fill_null(self.end_sec)
+        at = pl.col("timestamp_sec").clip(self.begin_sec)
+        first = pl.min_horizontal(pl.col("first_token_sec").fill_null(float("inf")), until)
+        before = pl.col("blocks") * (first - at).clip(0)
+        after = pl.col("blocks") * (until - pl.max_horizontal(at, first)).clip(0)
+        self.parts.append(
+            batch.lazy()
+            .filter(
+                pl.col("event").is_in(["allocate", "reuse", "free"])
+                & pl.col("request_id").is_not_null()
+            )
+            .select(
+                *_NAME,
+                "timestamp_sec",
+                blocks=pl.when(pl.col("event") == "free")
+                .then(-pl.col("num_blocks"))
+                .otherwise("num_blocks"),
+            )
+            .join_asof(
+                self._starts.lazy(),
+                left_on="timestamp_sec",
+                right_on="since",
+                by=_NAME,
+                check_sortedness=False,
+            )
+            .group_by(_NAME)
+            .agg(
+                waiting=before.filter(ended).sum(),
+                decoding=after.filter(ended).sum(),
+                running=before.filter(~ended).sum(),
+            )
+            .collect()
+        )
+        if len(self.parts) == 64:
+            self.parts = [self.result()]
+
+    def result(self) -> pl.DataFrame:
+        """Block-seconds ``waiting``, ``decoding`` and ``running`` by ``engine`` and
+        ``request_id``."""
+        empty = pl.DataFrame(
+            schema={
+                "engine": pl.Int64,
+                "request_id": pl.String,
+                **dict.fromkeys(_PHASES[:3], pl.Float64),
+            }
+        )
+        return pl.concat([empty, *self.parts]).group_by(_NAME).agg(pl.col(_PHASES[:3]).sum())
+
+
 def measure(
     session: Session,
     facts: Facts,
     prompts: Prompts,
-    runs: pl.DataFrame,
     uses: pl.DataFrame,
+    returns: pl.DataFrame,
+    held: Held,
     kept: Kept,
 ) -> Rent:
     """The rent over all engines of the session.
@@ -122,9 +192,10 @@ def measure(
         session: the session.
         facts: of the session.
         prompts: of the session.
-        runs: what ``analysis.runs.named`` found.
         uses: what ``analysis.uses.shared`` found.
-        kept: that has seen the evictions of the session.
+        returns: what ``analysis.uses.returns`` made of them.
+        held: that has seen the allocations of the session.
+        kept: that has seen its evictions.
 
     Raises:
         SessionError: a table cannot be read.
@@ -132,7 +203,7 @@ def measure(
     """
     left = kept.result()
     paid = (
-        held(session, runs)
+        held.result()
         .join(left, on=_NAME, how="full", coalesce=True)
         .with_columns(pl.col(_PHASES).fill_null(0.0))
         .with_columns(total=pl.sum_horizontal(_PHASES))
@@ -154,58 +225,8 @@ def measure(
         saved_tokens=saved,
         saved_per_kept=saved / pool_kept if pool_kept else None,
         renters=paid.filter((pl.col("total") > 0) & (pl.col("request_id") != "")).height,
-        top=_top(paid, prompts, uses),
+        top=_top(paid, prompts, returns),
     )
-
-
-def held(session: Session, runs: pl.DataFrame) -> pl.DataFrame:
-    """Block-seconds ``waiting``, ``decoding`` and ``running`` by request."""
-    begin, end = session.begin_sec, session.end_sec
-    starts = runs.select(*_NAME, "end_sec", "first_token_sec", since="begin_sec").sort("since")
-    blocks = pl.col("num_blocks") * pl.when(pl.col("event") == "free").then(-1).otherwise(1)
-    known = pl.col("end_sec").is_not_null()
-    until = pl.col("end_sec").fill_null(end)
-    at = pl.col("timestamp_sec").clip(begin)
-    first = pl.min_horizontal(pl.col("first_token_sec").fill_null(float("inf")), until)
-    waits = (first - at).clip(0)
-    decodes = (until - pl.max_horizontal(at, first)).clip(0)
-    columns = ["timestamp_sec", "event", "num_blocks", *_NAME[1:], "engine"]
-    sums = [
-        pl.DataFrame(
-            schema={
-                "engine": pl.Int64,
-                "request_id": pl.String,
-                **dict.fromkeys(_PHASES[:3], pl.Float64),
-            }
-        )
-    ]
-    for batch in session.batches(TABLE, columns, history=True):
-        rows = batch.filter(
-            pl.col("event").is_in(["allocate", "reuse", "free"])
-            & pl.col("request_id").is_not_null()
-        )
-        sums.append(
-            rows.join_asof(
-                starts,
-                left_on="timestamp_sec",
-                right_on="since",
-                by=_NAME,
-                check_sortedness=False,
-            )
-            .group_by(_NAME)
-            .agg(
-                waiting=(blocks * pl.when(known).then(waits).otherwise(0)).sum(),
-                decoding=(blocks * pl.when(known).then(decodes).otherwise(0)).sum(),
-                running=(blocks * pl.when(known).then(0).otherwise(waits)).sum(),
-            )
-        )
-        if len(sums) == 64:
-            sums = [_summed(sums)]
-    return _summed(sums)
-
-
-def _summed(parts: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    return pl.concat(parts).group_by(_NAME).agg(pl.col(_PHASES[:3]).sum())
 
 
 def _pools(session: Session) -> tuple[float, float]:
@@ -227,12 +248,12 @@ def _pools(session: Session) -> tuple[float, float]:
 
 def _shared(uses: pl.DataFrame, begin_sec: float) -> float:
     """Block-seconds for which found blocks had another, earlier holder."""
-    earlier = pl.col("end_sec").cum_max().shift(1).over("key")
-    both = pl.min_horizontal("end_sec", earlier) - pl.col("begin_sec").clip(begin_sec)
-    return float(uses.lazy().select(both.clip(0).filter("found").sum()).collect().item() or 0.0)
+    both = pl.min_horizontal("end_sec", "latest_sec") - pl.col("begin_sec").clip(begin_sec)
+    counts = pl.col("found") & pl.col("latest_sec").is_not_null()
+    return float(uses.lazy().select(both.clip(0).filter(counts).sum()).collect().item())
 
 
-def _top(paid: pl.DataFrame, prompts: Prompts, uses: pl.DataFrame) -> tuple[Renter, ...]:
+def _top(paid: pl.DataFrame, prompts: Prompts, returns: pl.DataFrame) -> tuple[Renter, ...]:
     top = (
         paid.filter((pl.col("request_id") != "") & (pl.col("total") > 0))
         .sort("total", *_NAME, descending=[True, False, False])
@@ -245,18 +266,12 @@ def _top(paid: pl.DataFrame, prompts: Prompts, uses: pl.DataFrame) -> tuple[Rent
         .select(*_NAME, "request", "block_size")
         .join(top.select(_NAME), on=_NAME, how="semi")
     )
-    found = (
-        later(uses)
-        .join(known, on="request")
-        .group_by(_NAME)
-        .agg(shared_tokens=(pl.col("found_later") * pl.col("block_size")).sum())
-    )
     rows = (
         top.join(known, on=_NAME, how="left")
-        .join(found, on=_NAME, how="left")
+        .join(returns, on="request", how="left")
         .with_columns(
             shared_tokens=pl.when(pl.col("request").is_not_null()).then(
-                pl.col("shared_tokens").fill_null(0)
+                pl.col("found").fill_null(0) * pl.col("block_size")
             )
         )
         .sort("total", *_NAME, descending=[True, False, False])

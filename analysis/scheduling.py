@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.lifetimes import Spread, spread
-from analysis.pressure import BANDS, band, micros, states
+from analysis.pressure import BANDS, States, band, by_engine, micros
 from analysis.quantiles import of_sample, of_time
 from analysis.session import Session
 
 STEPS = "scheduler_steps"
 REQUESTS = "requests"
 
-_STEP = (
+COLUMNS = (
     "engine",
     "timestamp_sec",
     "scheduled_tokens",
@@ -88,63 +88,66 @@ class Scheduling:
     by_pressure: tuple[Pressure, ...]
 
 
-def measure(session: Session) -> Scheduling:
+def measure(session: Session, pools: States) -> Scheduling:
     """The steps and requests of all engines of the session, each table read once.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    pool = states(session)
-    steps = _Steps(session, pool)
-    waits = _waits(session, pool)
-    kinds = steps.kinds
-    return Scheduling(
-        steps=steps.count,
-        prefill_steps=kinds.get("prefill", 0),
-        mixed_steps=kinds.get("mixed", 0),
-        decode_steps=kinds.get("decode", 0),
-        idle_steps=steps.idle,
-        requests=steps.counted("scheduled_reqs"),
-        tokens=steps.counted("scheduled_tokens"),
-        schedule_us=steps.counted("schedule_us"),
-        queued=spread(waits["queued"].drop_nulls()),
-        first_token=spread(waits["first_token"].drop_nulls()),
-        finish=spread(waits["finish"].drop_nulls()),
-        by_pressure=tuple(
-            _pressure(name, steps.by_band.get(position, {}), arrived)
-            for position, name in enumerate(BANDS)
-            for arrived in [waits.filter(pl.col("band") == position)]
-            if position in steps.by_band or arrived.height
-        ),
-    )
+    collected = Collected(session, pools)
+    for batch in session.batches(STEPS, COLUMNS):
+        collected.add(batch)
+    return collected.result()
 
 
-class _Steps:
-    """The steps of a session, added up: how many had each value of each figure."""
+class Collected:
+    """The steps seen so far, added up: how many had each value of each figure."""
 
     figures = ("scheduled_reqs", "scheduled_tokens", "schedule_us")
 
-    def __init__(self, session: Session, pool: pl.DataFrame) -> None:
-        counts: dict[str, list[pl.DataFrame]] = {name: [] for name in self.figures}
-        bands, kinds, self.idle = [], [], 0
-        for batch in session.batches(STEPS, _STEP):
-            busy = pl.col("scheduled_tokens") > 0
-            repeats = pl.col("repeats").fill_null(1)
-            self.idle += int(batch.filter(~busy.fill_null(False)).select(repeats.sum()).item())
-            at = batch.with_columns(micros("timestamp_sec"))
-            bands.append(_by_band(at, pool, busy))
-            rows = batch.filter(busy)
-            kinds.append(rows.group_by(_KIND.alias("kind")).len())
-            for name, parts in counts.items():
-                parts.append(rows.group_by(pl.col(name).cast(pl.Int64).alias("value")).len())
-        self._counts = {name: _added(parts, "value") for name, parts in counts.items()}
-        self.kinds = dict(_added(kinds, "kind").iter_rows())
-        self.count = sum(self.kinds.values())
-        self.by_band = {row["band"]: row for row in _added(bands, "band").iter_rows(named=True)}
+    def __init__(self, session: Session, pools: States) -> None:
+        self._session, self._pools = session, pools
+        self._idle = 0
+        self._values: dict[str, list[pl.DataFrame]] = {name: [] for name in self.figures}
+        self._bands: list[pl.DataFrame] = []
+        self._kinds: list[pl.DataFrame] = []
 
-    def counted(self, name: str) -> Counted | None:
-        values = self._counts[name].drop_nulls().sort("value").rows()
+    def add(self, batch: pl.DataFrame) -> None:
+        busy = (pl.col("scheduled_tokens") > 0).fill_null(False)
+        self._idle += int(batch.filter(~busy).select(pl.col("repeats").fill_null(1).sum()).item())
+        self._bands.append(_by_band(batch.with_columns(micros("timestamp_sec")), self._pools, busy))
+        rows = batch.filter(busy)
+        self._kinds.append(rows.group_by(_KIND.alias("kind")).len())
+        for name, parts in self._values.items():
+            parts.append(rows.group_by(pl.col(name).cast(pl.Int64).alias("value")).len())
+
+    def result(self) -> Scheduling:
+        kinds = dict(_added(self._kinds, "kind").iter_rows())
+        bands = {row["band"]: row for row in _added(self._bands, "band").iter_rows(named=True)}
+        waits = _waits(self._session, self._pools)
+        return Scheduling(
+            steps=sum(kinds.values()),
+            prefill_steps=kinds.get("prefill", 0),
+            mixed_steps=kinds.get("mixed", 0),
+            decode_steps=kinds.get("decode", 0),
+            idle_steps=self._idle,
+            requests=self._counted("scheduled_reqs"),
+            tokens=self._counted("scheduled_tokens"),
+            schedule_us=self._counted("schedule_us"),
+            queued=spread(waits["queued"].drop_nulls()),
+            first_token=spread(waits["first_token"].drop_nulls()),
+            finish=spread(waits["finish"].drop_nulls()),
+            by_pressure=tuple(
+                _pressure(name, bands.get(position, {}), arrived)
+                for position, name in enumerate(BANDS)
+                for arrived in [waits.filter(pl.col("band") == position)]
+                if position in bands or arrived.height
+            ),
+        )
+
+    def _counted(self, name: str) -> Counted | None:
+        values = _added(self._values[name], "value").drop_nulls().sort("value").rows()
         if not values:
             return None
         steps = sum(count for _, count in values)
@@ -162,10 +165,10 @@ _KIND = (
 )
 
 
-def _by_band(steps: pl.DataFrame, pool: pl.DataFrame, busy: pl.Expr) -> pl.DataFrame:
+def _by_band(steps: pl.DataFrame, pools: States, busy: pl.Expr) -> pl.DataFrame:
     """The steps added up by the band that the pool was in when each had been scheduled."""
     return (
-        _with_band(steps, pool)
+        _with_band(steps, pools)
         .group_by("band")
         .agg(
             steps=busy.sum().cast(pl.Int64),
@@ -176,13 +179,16 @@ def _by_band(steps: pl.DataFrame, pool: pl.DataFrame, busy: pl.Expr) -> pl.DataF
     )
 
 
-def _with_band(rows: pl.DataFrame, pool: pl.DataFrame) -> pl.DataFrame:
-    """The rows, in the order of time, with the band of their engine's pool; before its first
-    state nothing was held."""
-    ordered = rows.sort("micros", maintain_order=True)
-    return ordered.join_asof(pool, on="micros", by="engine", check_sortedness=False).with_columns(
-        band=band(pl.col("usage_pct").fill_null(0))
-    )
+def _with_band(rows: pl.DataFrame, pools: States) -> pl.DataFrame:
+    """The rows with the band of their engine's pool; before its first state nothing was held."""
+    usage = pl.col("usage_pct").fill_null(0)
+    parts = [
+        part.sort("micros")
+        .join_asof(pools.of(engine).select("micros", "usage_pct"), on="micros")
+        .with_columns(band=band(usage))
+        for engine, part in by_engine(rows).items()
+    ]
+    return pl.concat(parts) if parts else rows.with_columns(band=pl.lit(None, pl.Int32))
 
 
 def _added(parts: list[pl.DataFrame], key: str) -> pl.DataFrame:
@@ -191,7 +197,7 @@ def _added(parts: list[pl.DataFrame], key: str) -> pl.DataFrame:
     return pl.concat(parts).group_by(key).agg(pl.exclude(key).sum())
 
 
-def _waits(session: Session, pool: pl.DataFrame) -> pl.DataFrame:
+def _waits(session: Session, pools: States) -> pl.DataFrame:
     """Of each request that ended: its band, and the seconds from its arrival on."""
     arrived = pl.col("timestamp") / 1e3
     requests = session.collect(
@@ -204,7 +210,7 @@ def _waits(session: Session, pool: pl.DataFrame) -> pl.DataFrame:
             finish=(pl.col("finish_sec") - arrived).clip(0),
         ),
     )
-    return _with_band(requests, pool)
+    return _with_band(requests, pools)
 
 
 def _pressure(name: str, steps: Mapping[str, int], arrived: pl.DataFrame) -> Pressure:

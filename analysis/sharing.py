@@ -195,20 +195,22 @@ class _Used:
         made = prompts.contents.lazy().filter("made")
         shared = uses.lazy().group_by("request").agg(shared=pl.len().cast(pl.Int64))
         self.alone = (
-            made.group_by("request")
+            # Contents stand request by request.
+            made.with_columns(pl.col("request").set_sorted())
+            .group_by("request")
             .agg(all=pl.len().cast(pl.Int64), engine=pl.col("key").first() % ENGINES)
             .join(shared, on="request", how="left")
             .select("request", "engine", blocks=pl.col("all") - pl.col("shared").fill_null(0))
             .join(spans(prompts).lazy(), on="request")
             .collect()
         )
+        same = pl.col("key") == pl.col("key").shift(-1)
         self._shared = uses.select(
-            "key",
             "begin_sec",
             engine=pl.col("key") % ENGINES,
-            until=pl.col("end_sec").cum_max().over("key"),
-            next=pl.col("begin_sec").shift(-1).over("key"),
-            before=pl.col("end_sec").cum_max().shift(1).over("key"),
+            before="latest_sec",
+            until=pl.max_horizontal("end_sec", "latest_sec"),
+            next=pl.when(same).then(pl.col("begin_sec").shift(-1)),
         )
 
     def working_sets(self, windows: list[float | None]) -> Iterator[WorkingSet]:

@@ -24,6 +24,7 @@ from analysis import (
     misses,
     preemptions,
     prefix_cache,
+    pressure,
     prompts,
     rent,
     requests,
@@ -113,6 +114,7 @@ def summarize(session: Session) -> Summary:
     """
     known = facts.read(session)
     used = usage.measure(session)
+    stepped = _stepped(session, known, used)
     known_prompts = prompts.read(session)
     missed = misses.missed(known_prompts)
     lost = misses.Evicted(misses.wanted(missed))
@@ -134,33 +136,73 @@ def summarize(session: Session) -> Summary:
     )
     for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
     lived, counted = watched.lived.result(), watched.counted
+    moved = allocations.Counted()
+    held = rent.Held(known_runs, session.begin_sec, session.end_sec)
+    _read_allocations(session, moved, held)
     used_again = uses.shared(known_prompts)
+    returned = uses.returns(used_again)
     found = Summary(
         session=_about(session),
         warnings=facts.warnings(session),
         facts=known,
         usage=used,
-        allocations=allocations.measure(session),
+        allocations=moved.result(),
         lifetimes=lived,
         evictions=counted.result(session, known, for_capacity),
         groups=groups.measure(session, known),
         ages=ages.measure(used_again, lived),
-        blame=blame.measure(for_capacity, known_prompts, used_again, counted.by_evictor()),
+        blame=blame.measure(
+            for_capacity, known_prompts, used_again, returned, counted.by_evictor()
+        ),
         sharing=sharing.measure(session, known_prompts, used_again, used),
-        rent=rent.measure(session, known, known_prompts, known_runs, used_again, watched.kept),
+        rent=rent.measure(session, known, known_prompts, used_again, returned, held, watched.kept),
         prefix_cache=prefix_cache.measure(session),
         misses=miss_reasons.measure(session, known_prompts, missed),
         families=families.measure(session, known),
         requests=requests.measure(session),
         preemptions=preemptions.measure(session, known, preempted, watched.taken),
         admission=admission.measure(session, known, used),
-        waiting=waiting.measure(session, known, used),
-        scheduling=scheduling.measure(session),
-        holders=holders.measure(session, known, used),
+        waiting=stepped.waiting,
+        scheduling=stepped.scheduling,
+        holders=stepped.holders,
         fragmentation=fragmentation.measure(session, known, used),
         cost=facts.cost(session),
     )
     return replace(found, advice=advice.advise(found))
+
+
+@dataclass(frozen=True)
+class _Stepped:
+    """What needs the pools' states, which go before more is read."""
+
+    waiting: Waiting
+    scheduling: Scheduling
+    holders: Holders | None
+
+
+def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
+    """Go through scheduler_steps.csv once; warm-up's lookups tell who waited after it."""
+    pools = pressure.states(session)
+    waited = waiting.Collected(session, known, used, pools)
+    scheduled = scheduling.Collected(session, pools)
+    columns = dict.fromkeys([*waiting.COLUMNS, *scheduling.COLUMNS])
+    for batch in session.batches(waiting.TABLE, list(columns), history=True):
+        waited.add(batch)
+        scheduled.add(batch.filter(pl.col("timestamp_sec") >= session.begin_sec))
+    return _Stepped(
+        waited.result(),
+        scheduled.result(),
+        holders.measure(session, known, used, pools),
+    )
+
+
+def _read_allocations(session: Session, moved: allocations.Counted, held: rent.Held) -> None:
+    """Go through kv_cache_allocations.csv once; what requests got in the warm-up they may hold
+    after it."""
+    columns = dict.fromkeys([*allocations.COLUMNS, *rent.COLUMNS])
+    for batch in session.batches(allocations.TABLE, list(columns), history=True):
+        moved.add(batch.filter(pl.col("timestamp_sec") >= session.begin_sec))
+        held.add(batch)
 
 
 @dataclass(frozen=True)

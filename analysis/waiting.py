@@ -21,13 +21,13 @@ import polars as pl
 
 from analysis.admission import block_size_of, usable_blocks
 from analysis.facts import Facts
-from analysis.pressure import micros, states
+from analysis.pressure import States, by_engine, micros
 from analysis.session import Session
 from analysis.usage import Usage
 
 TABLE = "scheduler_steps"
 
-_STEP = (
+COLUMNS = (
     "engine",
     "timestamp_sec",
     "running_reqs",
@@ -79,39 +79,53 @@ class Waiting:
     by_reason: Mapping[str, Reason]
 
 
-def measure(session: Session, facts: Facts, usage: Usage) -> Waiting:
+def measure(session: Session, facts: Facts, usage: Usage, pools: States) -> Waiting:
     """The waiting of all engines of the session, in one pass over its steps.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    rules = _Rules.of(facts, usage)
-    heads, pools = _by_engine(_refused_heads(session)), _by_engine(states(session))
-    adapters = _by_engine(_adapters(session)) if facts.scheduler.max_loras else {}
-    admissions = _by_engine(_admissions(session)) if facts.prefix_caching is False else {}
-    engines: dict[int, _Engine] = {}
-    begin, end = round(session.begin_sec * 1e6), round(session.end_sec * 1e6)
-    parts: list[pl.DataFrame] = []
+    collected = Collected(session, facts, usage, pools)
+    for batch in session.batches(TABLE, COLUMNS, history=True):
+        collected.add(batch)
+    return collected.result()
 
-    def engine_of(rank: int) -> _Engine:
-        if rank not in engines:
-            engines[rank] = _Engine(
-                rules=rules,
-                usable=rules.usable.get(rank),
-                begin=begin,
-                heads=pl.concat([_NO_HEAD, heads.get(rank, _NO_HEAD.clear())]),
-                pool=pools.get(rank, _NO_STATES),
-                adapters=adapters.get(rank, _NO_ADAPTERS),
-                admissions=admissions.get(rank, _NO_ADMISSIONS),
-            )
-        return engines[rank]
 
-    for batch in session.batches(TABLE, _STEP, history=True):
-        for rank, steps in _by_engine(batch).items():
-            parts.append(engine_of(rank).add(_timed(steps)))
-    parts += [engine.close(end) for engine in engines.values()]
-    return _result(parts, list(engines.values()))
+class Collected:
+    """The waiting up to the steps seen so far, which are all of the session's, warm-up included."""
+
+    def __init__(self, session: Session, facts: Facts, usage: Usage, pools: States) -> None:
+        self._rules = _Rules.of(facts, usage)
+        self._begin, self._end = round(session.begin_sec * 1e6), round(session.end_sec * 1e6)
+        self._pools = pools
+        self._heads = by_engine(_refused_heads(session))
+        self._adapters = by_engine(_adapters(session)) if facts.scheduler.max_loras else {}
+        told_by_admissions = facts.prefix_caching is False
+        self._admissions = by_engine(_admissions(session)) if told_by_admissions else {}
+        self._engines: dict[int, _Engine] = {}
+        self._parts: list[pl.DataFrame] = []
+
+    def add(self, batch: pl.DataFrame) -> None:
+        for rank, steps in by_engine(batch.select(COLUMNS)).items():
+            if rank not in self._engines:
+                self._engines[rank] = self._engine(rank)
+            self._parts.append(self._engines[rank].add(_timed(steps)))
+
+    def result(self) -> Waiting:
+        engines = list(self._engines.values())
+        return _result([*self._parts, *(each.close(self._end) for each in engines)], engines)
+
+    def _engine(self, rank: int) -> _Engine:
+        return _Engine(
+            rules=self._rules,
+            usable=self._rules.usable.get(rank),
+            begin=self._begin,
+            heads=pl.concat([_NO_HEAD, self._heads.get(rank, _NO_HEAD.clear())]),
+            pool=self._pools.of(rank),
+            adapters=self._adapters.get(rank, _NO_ADAPTERS),
+            admissions=self._admissions.get(rank, _NO_ADMISSIONS),
+        )
 
 
 def _result(parts: list[pl.DataFrame], engines: list[_Engine]) -> Waiting:
@@ -388,20 +402,12 @@ _NO_HEAD = pl.DataFrame(
     schema_overrides=dict.fromkeys(("query_tokens", "hit_tokens", "admitted_at"), pl.Int64),
 )
 """Before anybody was looked up."""
-_NO_STATES = pl.DataFrame(
-    schema={"micros": pl.Int64, "usage_pct": pl.Float32, "available": pl.Int32}
-)
 _NO_ADAPTERS = pl.DataFrame(schema={"micros": pl.Int64, "adapters": pl.Int64})
 _NO_ADMISSIONS = pl.DataFrame(schema=dict.fromkeys(("micros", "arrived", "next_tokens"), pl.Int64))
 
 
 def _blocks(tokens: pl.Expr, size: int) -> pl.Expr:
     return (tokens + size - 1) // size
-
-
-def _by_engine(rows: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    parts = rows.partition_by("engine", as_dict=True, include_key=False, maintain_order=True)
-    return {int(key[0]): part for key, part in parts.items()}
 
 
 def _timed(steps: pl.DataFrame) -> pl.DataFrame:

@@ -31,11 +31,12 @@ def run(verb: str | None, program: str) -> None:
 
         application(verb)(prog_name=program)
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(error.name or "")
+        package = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(package)
         if extra is None:
             raise
         print(
-            f"profilemate: {error.name} is not installed: pip install 'profilemate[{extra}]'",
+            f"profilemate: {package} is not installed: pip install 'profilemate[{extra}]'",
             file=sys.stderr,
         )
         sys.exit(2)

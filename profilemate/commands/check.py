@@ -64,8 +64,8 @@ def check(
             "--tolerance",
             metavar="SHARE",
             parser=share,
-            help="By how much it may be worse: 5%, of the baseline's value.",
-            show_default="0",
+            help="By how much it may be worse, of the baseline's value: 5%. Without it: by 0.",
+            show_default=False,
         ),
     ] = 0.0,
     measure: Annotated[

@@ -19,9 +19,9 @@ def compare(
     sessions: Annotated[
         list[Path],
         typer.Argument(
-            metavar="A B [C ...]",
-            help="Folders of sessions, the baseline first. Of a folder of sessions, the newest "
-            "is taken.",
+            metavar="SESSION",
+            help="Sessions' folders, the baseline first, or folders of sessions, of which the "
+            "newest is taken.",
             show_default=False,
         ),
     ],

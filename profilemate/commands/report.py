@@ -62,7 +62,7 @@ def report(
 
         with waiting("opening the session"):
             chosen = opened(session, after, requests_after)
-        path = _writable(output or chosen.directory / FILE)
+        path = writable(output or chosen.directory / FILE)
         with waiting("summing up the session"):
             found = summarize(chosen)
         with waiting("reading the session for the charts"):
@@ -72,7 +72,7 @@ def report(
         print(path)
 
 
-def _writable(path: Path) -> Path:
+def writable(path: Path) -> Path:
     """The path, if a file can be made there.
 
     Raises:

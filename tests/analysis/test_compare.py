@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import html
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,8 @@ from tests.analysis.invoke import invoke
 from tests.analysis.test_cli import PROFILEMATE, assert_fails, run
 from tests.analysis.test_json import keys
 
-DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "compare-and-check.md"
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENTATION = ROOT / "docs" / "compare-and-check.md"
 
 
 def load(session: SessionBuilder, *, hits: int, evictions: int, preemptions: int = 0) -> None:
@@ -158,9 +163,18 @@ class TestDoubts:
         after.requests({"input_length": 50, "output_length": 10})
         assert self.doubts(before, after) == (
             "The requests differ: B has 1 more requests that ended than A (21, not 20). "
-            "The requests differ: B has 50 more prompt tokens than A (2,050, not 2,000). "
-            "The requests differ: B has 10 more generated tokens than A (210, not 200)."
+            "The requests differ: B has 50 more prompt tokens than A (2,050, not 2,000)."
         )
+
+    def test_other_answers(self, before: SessionBuilder, after: SessionBuilder) -> None:
+        (after.folder / "requests.jsonl").unlink()
+        same = {"input_length": 100}
+        after.requests(*[{**same, "output_length": 10}] * 19, {**same, "output_length": 20})
+        assert compared(before, after).doubts == ((),)
+        (after.folder / "requests.jsonl").unlink()
+        after.requests(*[{**same, "output_length": 10}] * 19, {**same, "output_length": 21})
+        said = "The requests differ: B has 11 more generated tokens than A (211, not 200)."
+        assert self.doubts(before, after) == said
 
     def test_other_prompts(self, before: SessionBuilder, after: SessionBuilder) -> None:
         (after.folder / "requests.jsonl").unlink()
@@ -306,6 +320,24 @@ class TestCommand:
         assert_fails(invoke("compare", *folders, "--after", "1h"), "nothing is left of")
         nowhere = before.folder / "no" / "file.html"
         assert_fails(invoke("compare", *folders, "--html", nowhere), "cannot write")
+
+    def test_on_a_terminal_it_says_what_it_does(
+        self, before: SessionBuilder, after: SessionBuilder
+    ) -> None:
+        ours, theirs = pty.openpty()
+        result = subprocess.run(
+            [sys.executable, "-m", "profilemate", "compare", before.folder, after.folder],
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        seen = os.read(ours, 1 << 16)
+        os.close(ours)
+        assert b"reading the sessions" in seen
+        assert result.stdout.decode() == text(compared(before, after)) + "\n"
 
     def test_help(self) -> None:
         shown = invoke("compare", "--help").stdout

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from analysis import facts, holders, open_session, usage
+from analysis import facts, holders, open_session, pressure, usage
 from analysis.holders import Holder, Holders, Suspect
 from tests.analysis.builder import SessionBuilder
 
 
 def holders_of(session: SessionBuilder, **options: Any) -> Holders | None:
     opened = open_session(session.folder)
-    return holders.measure(opened, facts.read(opened), usage.measure(opened), **options)
+    return holders.measure(
+        opened, facts.read(opened), usage.measure(opened), pressure.states(opened), **options
+    )
 
 
 def move(time: float, event: str, request: str, blocks: int, **other: Any) -> dict[str, Any]:
@@ -61,9 +63,7 @@ def test_the_oldest_holders_and_their_ages(session: SessionBuilder) -> None:
 
 def test_held_at_another_moment(session: SessionBuilder) -> None:
     session.usage((1, 5), (4, 0))
-    session.rows(
-        "kv_cache_allocations.csv", move(1, "allocate", "r", 5), move(4, "free", "r", 5)
-    )
+    session.rows("kv_cache_allocations.csv", move(1, "allocate", "r", 5), move(4, "free", "r", 5))
     session.requests(ended("r", 4))
     found = holders_of(session, at_sec=3)
     assert found is not None

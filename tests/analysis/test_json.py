@@ -3,14 +3,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from analysis import open_session, summarize
 from analysis.renderers import json as renderer
 from tests.analysis.builder import SessionBuilder
+from tests.analysis.stories import swept
+from tests.analysis.test_preemptions import victim_of_another
 from tests.analysis.test_prefix_cache import eight_alike
+from tests.analysis.test_rent import two_that_share
 from tests.analysis.test_text import busy
 
 DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "analyzer.md"
@@ -60,9 +65,14 @@ def test_a_session_that_is_not_complete_says_so(session: SessionBuilder) -> None
     assert "journal/ is missing" in summary["note"]
 
 
-def test_every_key_is_documented(session: SessionBuilder) -> None:
-    busy(session)
+@pytest.mark.parametrize("story", [busy, swept, two_that_share, victim_of_another])
+def test_every_key_is_documented(
+    session: SessionBuilder, story: Callable[[SessionBuilder], None]
+) -> None:
+    story(session)
     names = set(re.findall(r"`([\w.\[\]]+)`", DOCUMENTATION.read_text()))
+    # Of an empty list there is the list's own name alone.
+    names |= {name[: found.start()] for name in names for found in re.finditer(r"\[\]", name)}
 
     def documented(path: str) -> bool:
         """Whether the path is named, or is a shape's key at a place that has this shape."""
@@ -76,7 +86,14 @@ def test_every_key_is_documented(session: SessionBuilder) -> None:
 
 def keys(value: Any, path: str = "") -> Iterator[str]:
     """The dotted names of all figures; entries of lists and names out of the data are ``[]``."""
-    names_from_data = ("by_reason", "by_origin", "by_engine", "facts.versions")
+    names_from_data = (
+        "by_reason",
+        "by_origin",
+        "by_engine",
+        "by_group",
+        "takers",
+        "facts.versions",
+    )
     if isinstance(value, dict) and value:
         for name, item in value.items():
             inner = "[]" if path.endswith(names_from_data) else f".{name}"

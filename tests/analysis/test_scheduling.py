@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from analysis import open_session, scheduling
+from analysis import open_session, pressure, scheduling
 from analysis.scheduling import Counted, Pressure, Scheduling
 from tests.analysis.builder import SessionBuilder
 
 
 def scheduling_of(session: SessionBuilder, after_sec: float = 0.0) -> Scheduling:
-    return scheduling.measure(open_session(session.folder, after_sec=after_sec))
+    opened = open_session(session.folder, after_sec=after_sec)
+    return scheduling.measure(opened, pressure.states(opened))
 
 
 def step(time: float, prefill: int, decode: int, requests: int, **other: Any) -> dict[str, Any]:

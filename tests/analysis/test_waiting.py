@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from analysis import facts, open_session, usage, waiting
+from analysis import facts, open_session, pressure, usage, waiting
 from analysis.waiting import Waiting
 from tests.analysis.builder import METADATA, SessionBuilder
 
@@ -24,7 +24,9 @@ TWO_GROUPS = [
 
 def waiting_of(session: SessionBuilder, after_sec: float = 0.0) -> Waiting:
     opened = open_session(session.folder, after_sec=after_sec)
-    return waiting.measure(opened, facts.read(opened), usage.measure(opened))
+    return waiting.measure(
+        opened, facts.read(opened), usage.measure(opened), pressure.states(opened)
+    )
 
 
 def seconds(found: Waiting) -> dict[str, float]:

@@ -116,7 +116,10 @@ def test_every_request_pays_for_what_is_in_its_block_table(
     crowd: tuple[Session, CostOracle],
 ) -> None:
     session, oracle = crowd
-    paid = rent.held(session, runs.named(session, prompts.read(session)))
+    held = rent.Held(runs.named(session, prompts.read(session)), 0.0, session.end_sec)
+    for batch in session.batches("kv_cache_allocations", rent.COLUMNS):
+        held.add(batch)
+    paid = held.result()
     assert paid["running"].sum() == 0
     told: dict[str, Any] = {
         row["request_id"]: (row["waiting"], row["decoding"]) for row in paid.iter_rows(named=True)

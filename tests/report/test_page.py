@@ -18,17 +18,28 @@ from tests.report.opened import Opened
 
 MEGABYTE = 1_000_000
 
-CHARTS = [
+OVER_TIME = [
     "blocks",
     "load",
     "block-map",
     "hit-rate",
-    "sharing",
     "eviction-rate",
-    "ages",
+    "regret",
     "timeline",
     "steps",
 ]
+CHARTS = {*OVER_TIME, "sharing", "age-at-hit", "ages"}
+BARS = {
+    "fragmentation",
+    "misses",
+    "pieces",
+    "working-set",
+    "evictors",
+    "waiting",
+    "pressure",
+    "preemptions",
+    "rent",
+}
 
 
 def at(content: Any, key: str) -> Any:
@@ -67,16 +78,20 @@ def summary(busy: SessionBuilder) -> dict[str, Any]:
 
 def test_every_chart_is_drawn(page: Page) -> None:
     shown = page.eval_on_selector_all("[data-chart]", "all => all.map(e => e.dataset.chart)")
-    assert [chart for chart in shown if chart in CHARTS] == CHARTS
+    assert len(shown) == len(set(shown))
+    assert set(shown) == CHARTS
     empty = page.eval_on_selector_all(
         "[data-chart]",
         """all => all.filter(e => !e.querySelector('.trace path, .cartesianlayer image'))
             .map(e => e.dataset.chart)""",
     )
     assert empty == []
-    for figure in page.query_selector_all("figure"):
+    figures = page.query_selector_all("figure")
+    assert {figure.get_attribute("id") for figure in figures} == CHARTS | BARS
+    for figure in figures:
         assert figure.query_selector("h3").inner_text().strip()
-        assert figure.query_selector("figcaption").inner_text().strip().endswith(".")
+        said = figure.query_selector("figcaption, .nothing").inner_text().strip()
+        assert said.endswith(".")
 
 
 def test_the_axes_have_titles(page: Page) -> None:
@@ -120,6 +135,22 @@ def test_charts_agree_with_the_summary(page: Page, summary: dict[str, Any]) -> N
     assert max(drawn(page, "load")["highest"]["y"]) == pytest.approx(
         summary["usage"]["combined"]["peak_pct"], rel=1e-3
     )
+
+
+def test_bars_have_their_figures_beside_them(page: Page, summary: dict[str, Any]) -> None:
+    missed = summary["misses"]
+    parts = page.eval_on_selector_all(
+        "#misses .bars li", "all => all.map(e => e.querySelectorAll('span')[1].innerText)"
+    )
+    tokens = [int(part.split()[0].replace(",", "")) for part in parts]
+    reasons = [reason["tokens"] for reason in missed["by_reason"].values()]
+    assert tokens == [missed["hit_tokens"], *reasons, missed["partial_tokens"]]
+    widths = page.eval_on_selector_all(
+        "#misses .bars i", "all => all.map(e => e.getBoundingClientRect().width)"
+    )
+    longest = max(tokens)
+    for width, count in zip(widths, tokens, strict=True):
+        assert width == pytest.approx(max(widths) * count / longest, abs=1)
 
 
 def test_it_stays_small(page_of_busy: Path) -> None:
@@ -245,7 +276,7 @@ def test_zooming_by_keyboard_moves_all_charts_over_time(opened: Opened, page_of_
     page.focus("#blocks [data-zoom=in]")
     page.keyboard.press("Enter")
     middle = [begin + (end - begin) / 4, end - (end - begin) / 4]
-    for chart in ("blocks", "load", "block-map", "hit-rate", "timeline", "steps"):
+    for chart in OVER_TIME:
         assert span(page, chart) == pytest.approx(middle)
     assert span(page, "ages") == ages
     page.focus("#steps [data-zoom=right]")

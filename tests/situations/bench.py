@@ -8,6 +8,7 @@ steps a second need no second.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -17,7 +18,7 @@ from typing import Any
 from profilemate import collector, recorder
 from tests.kv import recording
 from tests.kv.recording import Clock
-from tests.support.scheduler import RequestMaker, answer, build_scheduler
+from tests.support.scheduler import TINY_LLAMA, RequestMaker, answer, build_scheduler
 
 BLOCK = 16
 """Tokens of a block, in every situation."""
@@ -159,12 +160,22 @@ class Bench:
         self.request = RequestMaker(BLOCK)
         self._model = model
 
-    def engine(self, usable_blocks: int, **arguments: Any) -> Engine:
+    def engine(self, usable_blocks: int, block_size: int = BLOCK, **arguments: Any) -> Engine:
         """A scheduler whose requests can hold this many blocks: the null block comes on top."""
         known = set(self._folders())
-        scheduler = build_scheduler(self._model, usable_blocks + 1, block_size=BLOCK, **arguments)
+        scheduler = build_scheduler(
+            self._model, usable_blocks + 1, block_size=block_size, **arguments
+        )
         (folder,) = set(self._folders()) - known
         return Engine(scheduler, folder, self.clock)
+
+    def draft_head(self) -> Path:
+        """A folder with the configuration of a draft head for the model."""
+        folder = self.sessions.parent / "draft_head"
+        folder.mkdir(exist_ok=True)
+        content = {**TINY_LLAMA, "architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1}
+        (folder / "config.json").write_text(json.dumps(content))
+        return folder
 
     def _folders(self) -> Iterator[Path]:
         return self.sessions.glob("session_*")

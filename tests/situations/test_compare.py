@@ -86,6 +86,11 @@ def test_a_larger_pool_is_better_and_the_figures_are_vllms_own(
     assert preempted[0] > preempted[1] == 0
     for name in ("hit_rate", "evictions", "preemptions"):
         assert rows[name].changes[0].verdict == "better"
+    # The large pool lost nothing that was asked for again: it is what the small one could be.
+    assert rows["evictions_regretted"].values[1] == 0
+    assert rows["hit_rate_ceiling"].values == (rows["hit_rate"].values[1],) * 2
+    hits = [pool.counted.hits for pool in served]
+    assert rows["recomputed_tokens"].values == (hits[1] - hits[0], 0)
     assert rows["requests"].values == (REQUESTS, REQUESTS)
 
 

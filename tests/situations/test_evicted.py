@@ -111,7 +111,8 @@ def test_a_one_off_prompt_sweeps_the_system_prompt_out(bench: Bench) -> None:
     (worst,) = blame.worst
     assert (worst.request_id, worst.one_off, worst.input_tokens) == ("scan", True, 320)
     assert (worst.evicted_blocks, worst.regretted_blocks, worst.recomputed_tokens) == (6, 4, 64)
-    assert (worst.requests, worst.after_p50_sec) == (1, pytest.approx(1.001))
+    assert worst.requests == 1
+    assert worst.after_p50_sec == pytest.approx(1.001)
     swept = blame.sweepers
     assert (swept.requests, swept.evicted_tokens, swept.share) == (1, 96, 1.0)
     # user0 and user1 had used them: counting uses, one would have kept them.
@@ -149,5 +150,5 @@ def test_a_sliding_window_fills_the_pool_with_what_it_let_go(bench: Bench) -> No
     assert full.cached - full.evicted == full.left
     assert full.evicted + window.evicted == summary.evictions.total.blocks > 0
     assert window.share == pytest.approx(contents[1] / contents.total())
-    assert window.share > 0.3
+    assert window.left > 0.3 * contents.total()
     assert f"Group 1: SlidingWindowSpec {window.cached} {window.evicted} {window.left}" in said

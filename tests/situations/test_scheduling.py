@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from analysis import open_session, scheduling
+from analysis import open_session, pressure, scheduling
 from analysis.scheduling import Pressure
 from tests.situations.bench import Bench
 from tests.support.scheduler import tokens
@@ -21,19 +21,19 @@ def test_steps_waits_and_pressure(bench: Bench) -> None:
     engine.add(bench.request("a", tokens(1, 144), 3))
     engine.wait(0.002)
     engine.add(bench.request("b", tokens(2, 16), 1))
-    for number, seconds in enumerate((0.007, 0.009, 0.009, 0.009, 0.009)):
+    for number in range(5):
         if number == 1:
             engine.wait(0.005)
             engine.add(bench.request("c", tokens(3, 16), 2))
-            seconds -= 0.005
-        output = engine.schedule(seconds)
+        output = engine.schedule((0.007, 0.004, 0.009, 0.009, 0.009)[number])
         engine.wait(0.001)
         engine.update(output)
     tables = engine.end()
 
     # Per cent held after schedule() and after the update.
     assert [row[0] for row in tables.usage()] == [100.0, 90.0, 100.0, 0.0, 10.0, 20.0, 0.0]
-    found = scheduling.measure(open_session(tables.folder))
+    session = open_session(tables.folder)
+    found = scheduling.measure(session, pressure.states(session))
     assert (found.steps, found.idle_steps) == (5, 0)
     assert (found.prefill_steps, found.mixed_steps, found.decode_steps) == (2, 0, 3)
     assert found.requests is not None

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import analysis
-from analysis import facts, holders, usage
+from analysis import facts, holders, pressure, usage
 from analysis.holders import Holder, Holders, Suspect
 from tests.situations.bench import Bench
 from tests.support.scheduler import tokens
@@ -15,7 +15,9 @@ from tests.support.scheduler import tokens
 
 def holders_of(folder: Path) -> Holders:
     session = analysis.open_session(folder, complete=False)
-    found = holders.measure(session, facts.read(session), usage.measure(session))
+    found = holders.measure(
+        session, facts.read(session), usage.measure(session), pressure.states(session)
+    )
     assert found is not None
     return found
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis import facts, usage, waiting
+from analysis import facts, pressure, usage, waiting
 from analysis.waiting import Waiting
 from profilemate import collector
 from tests.kv import workload
@@ -35,7 +35,9 @@ def steps(engine: Engine, count: int = 1) -> None:
 
 def waiting_of(folder: Path, after_sec: float = 0.0) -> Waiting:
     session = analysis.open_session(folder, after_sec=after_sec)
-    return waiting.measure(session, facts.read(session), usage.measure(session))
+    return waiting.measure(
+        session, facts.read(session), usage.measure(session), pressure.states(session)
+    )
 
 
 def request_seconds(tables: Tables) -> dict[str, float]:

@@ -57,11 +57,14 @@ def build_scheduler(
     max_num_batched_tokens: int | None = None,
     specs: list[Any] | None = None,
     hash_block_size: int | None = None,
+    data_parallel_index: int = 0,
     **engine_args: Any,
 ) -> Any:
     """A Scheduler (or what ``engine_args`` make of it) over a pool of ``num_blocks`` blocks.
 
     ``specs`` are the KV cache groups' specs; one group of full attention by default.
+    ``data_parallel_index`` is what vLLM tells the ranks of a dense model, each of which is else
+    an engine of its own.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -85,6 +88,7 @@ def build_scheduler(
     config = EngineArgs(**arguments).create_engine_config()
     # Switched off on CPUs, whose engine cannot do it; the scheduler can.
     config.scheduler_config.async_scheduling = arguments["async_scheduling"]
+    config.parallel_config.data_parallel_index = data_parallel_index
     config.cache_config.num_gpu_blocks = num_blocks
     config.cache_config.block_size = block_size
     groups = [

@@ -44,7 +44,7 @@ Charts = Callable[[Report], Iterable[Chart]]
 def render(summary: Summary, series: Series) -> str:
     """The page."""
     report = Report(summary, series)
-    sections = _sections(report)
+    sections = sections_of(report)
     session = summary.session
     notes = [f"Warning: {warning}." for warning in summary.warnings]
     if session.state != "complete":
@@ -69,7 +69,7 @@ def render(summary: Summary, series: Series) -> str:
     )
 
 
-def _sections(report: Report) -> list[Section]:
+def sections_of(report: Report) -> list[Section]:
     """The page, top to bottom. A chart that is new is one more module, and its name here."""
     layout: tuple[tuple[str, str, tuple[Charts, ...]], ...] = (
         ("pool", "KV cache", (pool.charts, block_map.charts, fragmentation.charts)),

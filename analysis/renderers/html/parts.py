@@ -23,8 +23,8 @@ _ZOOM = (
 
 
 def text(value: str) -> str:
-    """Text as it may stand between tags and in attributes."""
-    return html.escape(printable(value))
+    """Text as it may stand between tags and in attributes; a figure stays with its sign."""
+    return html.escape(printable(value)).replace(" %", "&nbsp;%")
 
 
 def paragraphs(sentences: Iterable[str], kind: str = "") -> str:
@@ -55,7 +55,7 @@ def _advice(piece: Advice) -> str:
     because = "".join(f"<li>{text(evidence)}</li>" for evidence in piece.evidence)
     return (
         f"<li><h3>{text(piece.says)}</h3>{flag}<p>Because</p><ul>{because}</ul>"
-        f"<p>Expect: {text(piece.expect)} (confidence: {text(piece.confidence)})</p></li>"
+        f"<p>Expect: {text(piece.expect)}</p><p>Confidence: {text(piece.confidence)}</p></li>"
     )
 
 

@@ -162,7 +162,7 @@ def _sharing(report: Report) -> Chart:
             "data": data,
             "layout": {
                 "xaxis": axis(
-                    "length of the beginning, tokens (logarithmic)",
+                    "first tokens (logarithmic)",
                     type="log",
                     tickvals=x,
                     ticktext=[f"{tokens:,}" for tokens in x],

@@ -19,8 +19,8 @@ def lines(holders: Holders | None) -> Iterator[Line]:
     """The section; empty where nothing was held at the end, or nobody knows by whom."""
     if holders is None or not holders.held_blocks:
         return
-    yield from row("Held at the end", f"{holders.held_blocks:,} blocks", _by_whom(holders))
     if holders.oldest:
+        yield from row("Held at the end", f"{holders.held_blocks:,} blocks", _by_whom(holders))
         rows = [
             (shortened(holder.request_id, NAME), f"{holder.blocks:,}", duration(holder.age_sec))
             for holder in holders.oldest[:SHOWN]
@@ -31,8 +31,6 @@ def lines(holders: Holders | None) -> Iterator[Line]:
 
 
 def _by_whom(holders: Holders) -> str:
-    if not holders.requests:
-        return "by no request that lives"
     shared = holders.blocks > holders.held_blocks
     each = f", {holders.blocks:,} with shared ones counted for each" if shared else ""
     return f"by {holders.requests:,} requests that had not ended{each}"
@@ -40,15 +38,13 @@ def _by_whom(holders: Holders) -> str:
 
 def _leak(holders: Holders) -> Iterator[Line]:
     least = "at least " if holders.at_least else ""
-    idle = ""
+    why = "held by nobody that lives"
     if holders.idle_sec:
-        idle = f", with nothing running or waiting for {duration(holders.idle_sec)}"
-    yield from row(
-        "Leaked", f"{least}{holders.leaked_blocks:,} blocks", f"held by nobody that lives{idle}"
-    )
+        why += f": nothing had run or waited for {duration(holders.idle_sec)}"
+    yield from row("Leaked", f"{least}{holders.leaked_blocks:,} blocks", why)
     for suspect in holders.suspects[:SHOWN]:
         ended = duration(holders.at_sec - suspect.ended_sec)
         yield from note(
-            f"{shortened(suspect.request_id, NAME)} ended {ended} before, and {suspect.blocks:,} blocks "
-            "that it got have not been freed"
+            f"{shortened(suspect.request_id, NAME)} ended {ended} before, "
+            f"and {suspect.blocks:,} blocks that it got have not been freed"
         )

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command: where the page goes, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builder import SessionBuilder
+from tests.report.conftest import ROOT, made, run
+
+
+@pytest.fixture
+def used(session: SessionBuilder) -> SessionBuilder:
+    session.usage((0, 50), (5, 0))
+    return session
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], says: str) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("profilemate: ")
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+
+
+def test_the_page_goes_into_the_session(used: SessionBuilder) -> None:
+    before = set(used.folder.iterdir())
+    path = made(used.folder)
+    assert path == used.folder / "report.html"
+    assert set(used.folder.iterdir()) - before == {path}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_or_where_it_is_wanted(used: SessionBuilder, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("what was there before")
+    assert made(used.folder, "-o", str(path)) == path
+    assert "50.00" in path.read_text()
+    assert not (used.folder / "report.html").exists()
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
+
+
+def test_warm_up_is_left_out(used: SessionBuilder) -> None:
+    text = made(used.folder, "--after", "5s").read_text()
+    assert 'data-key="usage.combined.peak_pct" data-value="0.0"' in text
+    assert "Over 5.00 s" in text
+
+
+def test_a_session_is_as_before_after_its_page(used: SessionBuilder) -> None:
+    before = run("summary", str(used.folder), "--json").stdout
+    made(used.folder)
+    assert run("summary", str(used.folder), "--json").stdout == before
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [(".", "it is a folder"), ("/", "it is a folder"), ("no/where.html", "there is no folder")],
+)
+def test_what_no_file_can_be(used: SessionBuilder, output: str, says: str) -> None:
+    assert_refused(run("report", str(used.folder), "-o", output), says)
+
+
+def test_a_folder_without_permission() -> None:
+    # Root may write anywhere, so it becomes nobody first.
+    program = (
+        "import os, pathlib, sys\n"
+        "from profilemate.commands.report import writable\n"
+        "from profilemate.commands.reporting import one_line\n"
+        "os.geteuid() or os.setuid(65534)\n"
+        "with one_line(): writable(pathlib.Path(sys.argv[1], 'report.html'))"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o555)
+        result = subprocess.run(
+            [sys.executable, "-c", program, folder],
+            check=False,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+    # Exit is typer's, which nobody catches here.
+    assert result.stderr.startswith(
+        f"profilemate: cannot write {folder}/report.html: no permission"
+    )
+    assert "name another place with -o" in result.stderr.splitlines()[0]
+
+
+def test_a_place_where_no_file_can_be_made(used: SessionBuilder) -> None:
+    assert_refused(run("report", str(used.folder), "-o", "/proc/report.html"), "cannot write /proc")
+
+
+def test_no_session(tmp_path: Path) -> None:
+    assert_refused(run("report", str(tmp_path / "nowhere")), "there is no folder")
+
+
+def test_a_malformed_table_leaves_no_page(used: SessionBuilder) -> None:
+    used.append("kv_cache_usage.csv", "x\n")
+    assert_refused(run("report", str(used.folder)), "kv_cache_usage.csv, line 4: 1 fields")
+    assert not (used.folder / "report.html").exists()
+
+
+def test_without_plotly_it_says_what_to_install(used: SessionBuilder) -> None:
+    program = (
+        "import sys; sys.modules['plotly'] = None; "
+        "from profilemate.cli import main; sys.argv[0] = 'profilemate'; main()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, "report", str(used.folder)],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert_refused(result, "plotly is not installed: pip install 'profilemate[report]'")
+
+
+def test_help_teaches_in_80_columns() -> None:
+    text = run("report", "--help", env={**os.environ, "COLUMNS": "80"}).stdout
+    assert "profilemate report ~/runs -o monday.html" in text
+    assert "report.html in the" in text
+    assert "Exit codes:" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.isascii()

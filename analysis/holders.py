@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.admission import block_size_of
-from analysis.cells import as_cells
 from analysis.facts import Facts
 from analysis.pressure import States
 from analysis.session import Session
@@ -58,7 +57,7 @@ class Holders:
 
     ``held_blocks``: what the pools say is held. ``requests``: that live and hold blocks,
     ``blocks`` in all, shared ones counted with each; ``oldest`` of them first. ``leaked_blocks``:
-    held beyond those, ``at_least`` so many where requests share blocks. ``idle_sec``: how long
+    held beyond those, ``at_least`` so many where requests may share blocks. ``idle_sec``: how long
     nothing had been running or waiting at ``at_sec``; 0 if something was. ``suspects``: whose the
     leaked blocks may be, the most blocks first.
     """
@@ -110,7 +109,7 @@ def measure(
         blocks=blocks,
         oldest=tuple(Holder(*row) for row in living.head(SHOWN).iter_rows()),
         leaked_blocks=leaked,
-        at_least=bool(leaked) and int(living["reused_blocks"].sum()) > 0,
+        at_least=int(living["reused_blocks"].sum()) > 0,
         idle_sec=idle_sec,
         suspects=_suspects(session, at, ended) if leaked else (),
     )
@@ -124,11 +123,11 @@ def _idle_sec(states: pl.DataFrame, at: float) -> float:
 
 
 def _ended(session: Session, at: float) -> pl.DataFrame:
-    """The requests that had ended by then, as the other tables name them."""
+    """The requests that had ended by then."""
     return session.collect(
         "requests",
         lambda table: table.filter(pl.col("finish_sec") <= at).select(
-            "engine", request_id=as_cells(pl.col("request_id")), ended_sec="finish_sec"
+            "engine", "request_id", ended_sec="finish_sec"
         ),
         history=True,
     )

@@ -8,13 +8,14 @@ request's prompt is found, or missed with a reason, or in the last block, which 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
 from analysis.prompts import ENGINES, Prompts
 from analysis.quantiles import of_sample
-from analysis.session import Session
+
+COLUMNS = ("timestamp_sec", "event", "num_blocks", "engine")
 
 SHOWN = 5
 """How many of the costliest requests are named."""
@@ -97,16 +98,42 @@ class MissReasons:
     costliest: tuple[Costly, ...]
 
 
-def measure(session: Session, prompts: Prompts, blocks: pl.DataFrame) -> MissReasons:
+@dataclass
+class HandedOut:
+    """How many blocks each engine had handed out by when, of the allocations seen so far."""
+
+    parts: list[pl.DataFrame] = field(default_factory=list)
+
+    def add(self, batch: pl.DataFrame) -> None:
+        self.parts.append(
+            batch.filter(pl.col("event") == "allocate")
+            .group_by("engine", "timestamp_sec")
+            .agg(pl.col("num_blocks").sum())
+        )
+
+    def result(self) -> pl.DataFrame:
+        """``engine``, ``timestamp_sec``, and blocks handed out ``before`` it and up to ``after``
+        it, in order of time."""
+        empty = pl.DataFrame(
+            schema={"engine": pl.Int64, "timestamp_sec": pl.Float64, "num_blocks": pl.Int64}
+        )
+        after = pl.col("num_blocks").cum_sum().over("engine")
+        return (
+            pl.concat([empty, *self.parts])
+            .group_by("engine", "timestamp_sec")
+            .agg(pl.col("num_blocks").sum())
+            .sort("timestamp_sec")
+            .select("engine", "timestamp_sec", before=after - pl.col("num_blocks"), after=after)
+        )
+
+
+def measure(prompts: Prompts, blocks: pl.DataFrame, handed_out: pl.DataFrame) -> MissReasons:
     """Sum up the session's missed blocks.
 
     Args:
-        session: the session.
-        prompts: its prompts.
+        prompts: the session's prompts.
         blocks: what ``analysis.misses.classify`` said of them.
-
-    Raises:
-        SessionError: a table cannot be read.
+        handed_out: what ``HandedOut`` counted.
 
     """
     asked = prompts.asked.filter("in_window").with_columns(
@@ -114,21 +141,14 @@ def measure(session: Session, prompts: Prompts, blocks: pl.DataFrame) -> MissRea
     )
     unknown = asked.filter(pl.col("request").is_null())
     known = asked.drop_nulls("request")
-    size = pl.col("block_size")
-    sized = blocks.join(known.select("lookup", "block_size"), on="lookup")
-    reasons = {
-        reason: Missed(count, tokens, requests)
-        for reason, count, tokens, requests in sized.group_by("reason")
-        .agg(pl.len(), tokens=size.sum(), requests=pl.col("lookup").n_unique())
-        .sort("tokens", "reason", descending=[True, False])
-        .iter_rows()
-    }
-    if unknown.height:
-        missed = int((unknown["query_tokens"] - unknown["found"]).sum())
-        reasons["unknown"] = Missed(0, missed, unknown.height)
     query, found = int(asked["query_tokens"].sum()), int(asked["found"].sum())
-    partial = int(known.select((pl.col("query_tokens") % size).sum()).item())
-    lost = with_shortfall(session, prompts, sized.filter(pl.col("reason") == "capacity"), blocks)
+    reasons = _by_reason(known, blocks, int((unknown["query_tokens"] - unknown["found"]).sum()))
+    if unknown.height:
+        reasons["unknown"] = replace(reasons["unknown"], requests=unknown.height)
+    partial = int(known.select((pl.col("query_tokens") % pl.col("block_size")).sum()).item())
+    lost = with_shortfall(blocks, handed_out).join(
+        known.select("lookup", "block_size"), on="lookup"
+    )
     recomputed = int(lost["block_size"].sum())
     beyond = sum(reasons[name].tokens for name in _NEVER_CACHED if name in reasons) + partial
     held_back = blocks.filter(pl.col("reason") == "held back").drop_nulls("lacking_group")
@@ -137,7 +157,7 @@ def measure(session: Session, prompts: Prompts, blocks: pl.DataFrame) -> MissRea
         unknown_requests=unknown.height,
         query_tokens=query,
         hit_tokens=found,
-        by_reason=reasons,
+        by_reason=dict(sorted(reasons.items(), key=lambda item: (-item[1].tokens, item[0]))),
         held_back_by=dict(
             held_back.group_by("lacking_group").len().sort("lacking_group").iter_rows()
         ),
@@ -150,44 +170,55 @@ def measure(session: Session, prompts: Prompts, blocks: pl.DataFrame) -> MissRea
     )
 
 
-def with_shortfall(
-    session: Session, prompts: Prompts, lost: pl.DataFrame, blocks: pl.DataFrame
-) -> pl.DataFrame:
+def _by_reason(known: pl.DataFrame, blocks: pl.DataFrame, unknown_tokens: int) -> dict[str, Missed]:
+    """The blocks by reason, those included that need no history to tell."""
+    size = pl.col("block_size")
+    sizes = known.select("lookup", "block_size")
+    by_lookup = blocks.group_by("lookup", "reason").len("blocks").join(sizes, on="lookup")
+    missed = (pl.col("full_blocks") - pl.col("first_missed")).clip(0)
+    last = (pl.col("ends_prompt") & (missed > 0)).cast(pl.Int64)
+    told = by_lookup.group_by("lookup").agg(told=pl.col("blocks").sum().cast(pl.Int64))
+    others = known.join(told, on="lookup", how="left").select(
+        "lookup", "block_size", last=last, new=missed - last - pl.col("told").fill_null(0)
+    )
+    whole = pl.concat(
+        [
+            by_lookup.select("lookup", "block_size", pl.col("reason").cast(pl.String), "blocks"),
+            *(
+                others.select("lookup", "block_size", reason=pl.lit(reason), blocks=name)
+                .filter(pl.col("blocks") > 0)
+                .cast({"blocks": pl.UInt32})
+                for reason, name in (("last token", "last"), ("compulsory", "new"))
+            ),
+        ]
+    )
+    counted = whole.group_by("reason").agg(
+        pl.col("blocks").sum().cast(pl.Int64),
+        tokens=(pl.col("blocks") * size).sum(),
+        requests=pl.col("lookup").n_unique(),
+    )
+    found = {reason: Missed(*numbers) for reason, *numbers in counted.iter_rows()}
+    return {**found, "unknown": Missed(0, unknown_tokens, 0)} if unknown_tokens else found
+
+
+def with_shortfall(blocks: pl.DataFrame, handed_out: pl.DataFrame) -> pl.DataFrame:
     """The blocks that had been evicted, with ``late_sec`` and ``more_blocks``.
 
     ``more_blocks`` is what would have kept this block and those before it in its prompt: with n
     blocks more in the pool, vLLM's queue of free blocks takes each block n handed-out blocks
     later. It is null where a block before it was missed for another reason.
     """
-    handed_out = session.collect(
-        "kv_cache_allocations",
-        lambda table: (
-            table.filter(pl.col("event") == "allocate")
-            .group_by("engine", "timestamp_sec")
-            .agg(pl.col("num_blocks").sum())
-        ),
-        history=True,
-    ).sort("timestamp_sec")
-    counted = handed_out.select(
-        "engine",
-        "timestamp_sec",
-        after=pl.col("num_blocks").cum_sum().over("engine"),
-        before=(pl.col("num_blocks").cum_sum() - pl.col("num_blocks")).over("engine"),
-    )
-    other = (
-        blocks.filter(pl.col("reason") != "capacity")
-        .group_by("lookup")
-        .agg(first_other=pl.col("index").min())
-    )
-    until = lost.with_columns(engine=pl.col("key") % ENGINES).sort("timestamp_sec")
-    until = until.join_asof(
-        counted.select("engine", "timestamp_sec", "after"),
+    evicted = pl.col("reason") == "capacity"
+    other = blocks.filter(~evicted).group_by("lookup").agg(first_other=pl.col("index").min())
+    lost = blocks.filter(evicted).with_columns(engine=pl.col("key") % ENGINES)
+    until = lost.sort("timestamp_sec").join_asof(
+        handed_out.select("engine", "timestamp_sec", "after"),
         on="timestamp_sec",
         by="engine",
         check_sortedness=False,
     )
     since = until.sort("evicted_sec").join_asof(
-        counted.select("engine", evicted_sec="timestamp_sec", before="before"),
+        handed_out.select("engine", "before", evicted_sec="timestamp_sec"),
         on="evicted_sec",
         by="engine",
         check_sortedness=False,

@@ -29,7 +29,9 @@ class Prompts:
 
     ``asked``: one row for each true lookup of the session, its history included: ``lookup``,
     the columns of ``analysis.lookups.COLUMNS``, ``order`` (of admissions), ``block_size``,
-    ``in_window``; ``request`` is null where the request has not ended.
+    ``in_window``; the prompt's full blocks that were not found are those from ``first_missed`` to
+    before ``full_blocks``, of which the last one ``ends_prompt`` where that is true. ``request``
+    is null where the request has not ended.
     ``runs``: ``request``, ``order``, ``begin_sec``, ``end_sec``, ``first_token_sec``, ``last``
     (it is the request's last one), one row a run.
     ``contents``: ``key``, ``request``, ``index`` of every full block of every request, output
@@ -63,6 +65,8 @@ def read(session: Session) -> Prompts:
         SessionError: a table cannot be read.
 
     """
+    found = pl.col("hit_tokens") + pl.col("external_hit_tokens").fill_null(0)
+    size = pl.col("block_size")
     requests, contents = _requests(session)
     admissions = _admissions(session, requests)
     asked = (
@@ -74,7 +78,12 @@ def read(session: Session) -> Prompts:
             maintain_order="left",
         )
         .join(requests.select("request", "block_size"), on="request", how="left")
-        .with_columns(in_window=pl.col("timestamp_sec") >= session.begin_sec)
+        .with_columns(
+            in_window=pl.col("timestamp_sec") >= session.begin_sec,
+            first_missed=found // size,
+            full_blocks=pl.col("query_tokens") // size,
+            ends_prompt=pl.col("query_tokens") % size == 0,
+        )
         .sort("lookup")
     )
     return Prompts(asked, _runs(session, admissions), contents)

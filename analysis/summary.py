@@ -138,7 +138,8 @@ def summarize(session: Session) -> Summary:
     lived, counted = watched.lived.result(), watched.counted
     moved = allocations.Counted()
     held = rent.Held(known_runs, session.begin_sec, session.end_sec)
-    _read_allocations(session, moved, held)
+    handed_out = miss_reasons.HandedOut()
+    _read_allocations(session, moved, held, handed_out)
     used_again = uses.shared(known_prompts)
     returned = uses.returns(used_again)
     found = Summary(
@@ -157,7 +158,7 @@ def summarize(session: Session) -> Summary:
         sharing=sharing.measure(session, known_prompts, used_again, used),
         rent=rent.measure(session, known, known_prompts, used_again, returned, held, watched.kept),
         prefix_cache=prefix_cache.measure(session),
-        misses=miss_reasons.measure(session, known_prompts, missed),
+        misses=miss_reasons.measure(known_prompts, missed, handed_out.result()),
         families=families.measure(session, known),
         requests=requests.measure(session),
         preemptions=preemptions.measure(session, known, preempted, watched.taken),
@@ -196,13 +197,19 @@ def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
     )
 
 
-def _read_allocations(session: Session, moved: allocations.Counted, held: rent.Held) -> None:
+def _read_allocations(
+    session: Session,
+    moved: allocations.Counted,
+    held: rent.Held,
+    handed_out: miss_reasons.HandedOut,
+) -> None:
     """Go through kv_cache_allocations.csv once; what requests got in the warm-up they may hold
     after it."""
-    columns = dict.fromkeys([*allocations.COLUMNS, *rent.COLUMNS])
+    columns = dict.fromkeys([*allocations.COLUMNS, *rent.COLUMNS, *miss_reasons.COLUMNS])
     for batch in session.batches(allocations.TABLE, list(columns), history=True):
         moved.add(batch.filter(pl.col("timestamp_sec") >= session.begin_sec))
         held.add(batch)
+        handed_out.add(batch)
 
 
 @dataclass(frozen=True)

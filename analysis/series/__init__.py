@@ -49,7 +49,7 @@ def measure(session: Session, summary: Summary) -> Series:
         bins=bins,
         pools=pools.measure(session, bins),
         eviction_rate=evicted.rate(),
-        block_map=drawn.result(),
+        block_map=None if drawn is None else drawn.result(),
         hit_rate=hit_rate.measure(session, bins),
         depths=shared.result(),
         timeline=picked.result(),
@@ -59,20 +59,31 @@ def measure(session: Session, summary: Summary) -> Series:
 
 def _evictions(
     session: Session, summary: Summary, bins: Bins
-) -> tuple[evictions.Counted, block_map.Drawn]:
+) -> tuple[evictions.Counted, block_map.Drawn | None]:
     """Both answers that kv_cache_evictions.csv gives, in one pass: it is the largest table."""
-    # Block 0 is the null block, which no request ever holds.
-    blocks = {
-        (pool.engine, pool.pool): pool.end.total_blocks + 1
-        for pool in summary.usage.pools
-        if pool.engine is not None and pool.pool is not None
-    }
-    counted, drawn = evictions.Counted(bins), block_map.Drawn(bins, blocks)
+    counted, drawn = evictions.Counted(bins), _most_evicting(summary, bins)
     columns = list(dict.fromkeys((*evictions.COLUMNS, *block_map.COLUMNS)))
     for batch in session.batches("kv_cache_evictions", columns):
         counted.add(batch)
-        drawn.add(batch)
+        if drawn is not None:
+            drawn.add(batch)
     return counted, drawn
+
+
+def _most_evicting(summary: Summary, bins: Bins) -> block_map.Drawn | None:
+    """The map of the largest pool of the engine with the most evictions; None where nothing
+    tells how many blocks it has."""
+    by_engine = summary.evictions.by_engine
+    sizes = [
+        (by_engine[pool.engine].blocks, pool.end.total_blocks, -pool.engine, -pool.pool)
+        for pool in summary.usage.pools
+        if pool.engine in by_engine and pool.engine is not None and pool.pool is not None
+    ]
+    if not sizes:
+        return None
+    _, blocks, engine, pool = max(sizes)
+    # Block 0 is the null block, which no request ever holds.
+    return block_map.Drawn(bins, -engine, -pool, blocks + 1)
 
 
 def _requests(session: Session, summary: Summary) -> tuple[depths.Collected, timeline.Picked]:

@@ -14,9 +14,14 @@ import polars as pl
 
 from analysis.session import Session
 
-BINS = 360
+MOST = 360
 """Points of a time series: more than that no screen tells apart in a chart's width."""
 
+FEWEST = 60
+"""Points of a short one. Between the two, a point is a tenth of a second: an engine's steps take
+some hundredths, and a bin without one tells nothing."""
+
+_STEPS_SEC = 0.1
 _SHORTEST_SEC = 1e-6
 """A bin of a session in which no time passed; the tables tell microseconds."""
 
@@ -59,7 +64,9 @@ class Bins:
         return every.join(frame, on="bin", how="left", maintain_order="left")
 
 
-def of_session(session: Session, count: int = BINS) -> Bins:
+def of_session(session: Session, count: int | None = None) -> Bins:
     """The bins of the session's time, without its warm-up."""
     duration = session.end_sec - session.begin_sec
+    if count is None:
+        count = min(MOST, max(FEWEST, round(duration / _STEPS_SEC)))
     return Bins(session.begin_sec, max(duration / count, _SHORTEST_SEC), count)

@@ -14,7 +14,6 @@ intervals need only be counted, and their ends summed up, by the bin that they f
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -33,15 +32,14 @@ COLUMNS = (
 ROWS = 160
 """Rows of the map at most; each is as many neighbouring blocks as that takes."""
 
-_POOL = ("engine", "pool")
-_CELL = (*_POOL, "row", "state", "bin")
-_STATES = ("used", "kept")
+_MOMENTS = ("allocated", "released", "evicted")
+_MERGED_AT = 16
 
 
 @dataclass(frozen=True)
 class BlockMap:
-    """The pool with the most evictions: ``blocks_per_row`` neighbouring blocks a row, from block
-    0 on, and one bin of time a column.
+    """One pool: ``blocks_per_row`` neighbouring blocks a row, from block 0 on, and one bin of
+    time a column.
 
     ``used`` and ``kept``: of each cell's block seconds, the percentage in which a request held
     the block, and in which none did and its content could be reused. ``told_share``: the share
@@ -58,90 +56,88 @@ class BlockMap:
 
 @dataclass
 class Drawn:
-    """The intervals seen so far. ``blocks``: block ids of a pool, by engine and pool."""
+    """The intervals seen so far of one pool, which has ``blocks`` block ids."""
 
     bins: Bins
-    blocks: dict[tuple[int, int], int]
-    _ends: list[pl.DataFrame] = field(default_factory=list)
-    _evictions: Counter[tuple[int, int]] = field(default_factory=Counter)
+    engine: int
+    pool: int
+    blocks: int
+    _ends: dict[str, list[pl.DataFrame]] = field(
+        default_factory=lambda: {moment: [] for moment in _MOMENTS}
+    )
 
     @property
     def _blocks_per_row(self) -> int:
-        return -(-max(self.blocks.values(), default=1) // ROWS)
+        return -(-self.blocks // ROWS)
+
+    @property
+    def _rows(self) -> int:
+        return -(-self.blocks // self._blocks_per_row)
 
     def add(self, batch: pl.DataFrame) -> None:
+        mine = (pl.col("engine") == self.engine) & (pl.col("pool") == self.pool)
         evicted = pl.col("timestamp_sec")
         times = {
             "allocated": evicted - pl.col("lifetime_sec").fill_null(0.0),
             "released": evicted - pl.col("evictable_sec").fill_null(0.0),
             "evicted": evicted,
         }
-        begin, end = self.bins.begin_sec, self.bins.end_sec
-        for engine, pool, count in batch.group_by(_POOL).len().iter_rows():
-            self._evictions[engine, pool] += count
-        lived = batch.drop_nulls("block_id").select(
-            *_POOL,
-            row=pl.col("block_id") // self._blocks_per_row,
-            **{name: time.clip(begin, end) for name, time in times.items()},
+        row = (pl.col("block_id") // self._blocks_per_row).cast(pl.Int32)
+        lived = batch.filter(mine, pl.col("block_id").is_between(0, self.blocks - 1)).select(
+            row=row,
+            **{name: at.clip(self.bins.begin_sec, self.bins.end_sec) for name, at in times.items()},
         )
-        for state, since, until in (
-            ("used", "allocated", "released"),
-            ("kept", "released", "evicted"),
-        ):
-            for name, sign in ((since, 1), (until, -1)):
-                self._ends.append(
-                    lived.group_by(*_POOL, "row", self.bins.of(pl.col(name)))
-                    .agg(count=sign * pl.len().cast(pl.Int64), moment=sign * pl.col(name).sum())
-                    .with_columns(state=pl.lit(state))
-                    .select(*_CELL, "count", "moment")
+        for moment, parts in self._ends.items():
+            cell = pl.col("row") * self.bins.count + self.bins.of(pl.col(moment))
+            parts.append(
+                lived.group_by(cell=cell).agg(
+                    count=pl.len().cast(pl.Int64), moment=pl.col(moment).sum()
                 )
-        if len(self._ends) > 64:
-            self._ends = [_summed(self._ends)]
+            )
+            if len(parts) == _MERGED_AT:
+                parts[:] = [_summed(parts)]
 
     def result(self) -> BlockMap | None:
-        """The map; None where no eviction tells of a block of a pool whose size is known."""
-        known = [pool for pool in self._evictions if pool in self.blocks]
-        if not known:
+        """The map; None where no eviction tells of a block of this pool."""
+        ends = {name: _summed(parts) for name, parts in self._ends.items() if parts}
+        if not ends or ends["evicted"].is_empty():
             return None
-        engine, pool = max(known, key=lambda pool: (self._evictions[pool], -pool[0], -pool[1]))
-        mine = (pl.col("engine") == engine) & (pl.col("pool") == pool)
-        return self._map(engine, pool, _summed(self._ends).filter(mine))
-
-    def _map(self, engine: int, pool: int, ends: pl.DataFrame) -> BlockMap:
-        blocks, per_row = self.blocks[engine, pool], self._blocks_per_row
-        rows = -(-blocks // per_row)
-        edge = self.bins.begin_sec + (pl.col("bin") + 1) * self.bins.width_sec
-        line = ("state", "row")
-        seconds = (
-            _every_cell(rows, self.bins.count)
-            .join(ends, on=[*line, "bin"], how="left", maintain_order="left")
-            .with_columns(pl.col("count", "moment").fill_null(0))
-            .with_columns(pl.col("count", "moment").cum_sum().over(line))
-            .with_columns(before_edge=edge * pl.col("count") - pl.col("moment"))
-            .with_columns(
-                sec=pl.col("before_edge") - pl.col("before_edge").shift(1, fill_value=0).over(line)
-            )
+        since = {name: self._seconds_since(part) for name, part in ends.items()}
+        used = since["allocated"] - since["released"]
+        kept = since["released"] - since["evicted"]
+        told = float((used + kept).sum())
+        observed = self.blocks * self.bins.width_sec * self.bins.count
+        return BlockMap(
+            engine=self.engine,
+            pool=self.pool,
+            blocks_per_row=self._blocks_per_row,
+            used=self._percent(used),
+            kept=self._percent(kept),
+            told_share=min(told / observed, 1.0),
         )
-        capacity = per_row * self.bins.width_sec
-        percent = (100 * pl.col("sec") / capacity).round().clip(0, 100).cast(pl.Int64)
-        cells = seconds.with_columns(percent=percent)
 
-        def of(state: str) -> tuple[tuple[int, ...], ...]:
-            values = cells.filter(pl.col("state") == state)["percent"].to_list()
-            width = self.bins.count
-            return tuple(tuple(values[at : at + width]) for at in range(0, len(values), width))
+    def _seconds_since(self, ends: pl.DataFrame) -> pl.Series:
+        """For each cell, row by row: the seconds of its bin that lie after these moments."""
+        count = self.bins.count
+        cells = pl.DataFrame({"cell": range(self._rows * count)}, schema={"cell": pl.Int32})
+        edge = self.bins.begin_sec + (pl.col("cell") % count + 1) * self.bins.width_sec
+        row = pl.col("cell") // count
+        return (
+            cells.join(ends, on="cell", how="left", maintain_order="left")
+            .with_columns(pl.col("count", "moment").fill_null(0).cum_sum().over(row))
+            .with_columns(before_edge=edge * pl.col("count") - pl.col("moment"))
+            .select(
+                pl.col("before_edge") - pl.col("before_edge").shift(1, fill_value=0.0).over(row)
+            )
+            .to_series()
+        )
 
-        told = float(seconds["sec"].sum()) / (blocks * self.bins.width_sec * self.bins.count)
-        return BlockMap(engine, pool, per_row, of("used"), of("kept"), min(told, 1.0))
-
-
-def _every_cell(rows: int, bins: int) -> pl.DataFrame:
-    return (
-        pl.DataFrame({"state": _STATES})
-        .join(pl.DataFrame({"row": range(rows)}, schema={"row": pl.Int64}), how="cross")
-        .join(pl.DataFrame({"bin": range(bins)}, schema={"bin": pl.Int32}), how="cross")
-    )
+    def _percent(self, seconds: pl.Series) -> tuple[tuple[int, ...], ...]:
+        capacity = self._blocks_per_row * self.bins.width_sec
+        values = (100 * seconds / capacity).round().clip(0, 100).cast(pl.Int64).to_list()
+        width = self.bins.count
+        return tuple(tuple(values[at : at + width]) for at in range(0, len(values), width))
 
 
 def _summed(ends: list[pl.DataFrame]) -> pl.DataFrame:
-    return pl.concat(ends).group_by(_CELL).agg(pl.col("count", "moment").sum())
+    return pl.concat(ends).group_by("cell").agg(pl.col("count", "moment").sum())

@@ -67,7 +67,7 @@ def swept(session: SessionBuilder) -> None:
         | {"reuse_count": 1, "owner_request": "A2", "evictable_sec": 0.25},
         {"timestamp_sec": 3.001, "content_id": 2, "evicting_request": "S", "idle_sec": 0.5}
         | {"reuse_count": 1, "owner_request": "A2", "evictable_sec": 0.25},
-        {"timestamp_sec": 3.5, "content_id": 77, "evicting_request": "S", "idle_sec": 2.6}
+        {"timestamp_sec": 3.5, "content_id": 77, "evicting_request": "S", "idle_sec": 2.5}
         | {"origin": "output", "owner_request": "gone", "evictable_sec": 2.5},
         {"timestamp_sec": 5.001, "content_id": 11, "evicting_request": "B", "idle_sec": 3}
         | {"owner_request": "S", "evictable_sec": 1},

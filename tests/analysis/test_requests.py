@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from analysis import Summary, open_session, summarize
-from analysis.admission import TooLarge
+from analysis.admission import PreemptsItself, TooLarge
 from tests.analysis.builder import METADATA, SessionBuilder
 
 
@@ -117,3 +117,36 @@ def test_only_the_largest_are_named(session: SessionBuilder) -> None:
     assert [request.request_id for request in admission.largest] == [
         f"{number:02}" for number in range(14, 4, -1)
     ]
+
+
+def test_a_request_that_preempts_itself_while_alone(session: SessionBuilder) -> None:
+    """huge does so in steps 2, 4 and 6; once does it once. In step 8 others run, in step 9 two are
+    preempted: these make room for somebody."""
+
+    def preempting(step: int, preempted: int = 1, running: int = 0) -> dict[str, int]:
+        return {
+            "step": step,
+            "preempted_reqs": preempted,
+            "running_reqs": running,
+            "scheduled_tokens": running,
+        }
+
+    session.rows(
+        "scheduler_steps.csv",
+        *map(preempting, (2, 4, 6, 7)),
+        preempting(8, running=3),
+        preempting(9, preempted=2),
+        *({**preempting(step), "engine": 1} for step in (2, 4)),
+    )
+    freed = [(2, "huge"), (4, "huge"), (6, "huge"), (7, "once"), (8, "other"), (9, "other")]
+    session.rows(
+        "kv_cache_allocations.csv",
+        *(
+            {"event": "free", "num_blocks": 3, "request_id": name, "step": step}
+            for step, name in freed
+        ),
+        {"event": "free", "num_blocks": 3, "request_id": "huge", "step": 4},
+    )
+    admission = summary_of(session).admission
+    assert admission.self_preempted == 1
+    assert admission.circling == (PreemptsItself("huge", 0, 3),)

@@ -73,6 +73,29 @@ def test_the_working_set_of_a_round(session: SessionBuilder) -> None:
     assert missed.window_sec == 2.5
 
 
+def test_what_a_running_request_holds_is_in_use(session: SessionBuilder) -> None:
+    """a runs from 1 to 6, b from 2 to 3 and c from 6.5 to 6.75, all with content 1: it counts from
+    1 to 7.75, once."""
+    for name, began, ended in (("a", 1, 6), ("b", 2, 3), ("c", 6.5, 6.75)):
+        lookup, row = request(name, began, ended, 17, [1], 0 if name == "a" else 16)
+        session.lookups(lookup)
+        session.requests(row)
+    second, _ = sharing_of(session).working_sets
+    assert (second.peak_blocks, second.peak_sec) == (1, 1)
+    assert second.mean_blocks == pytest.approx(6.75 / 10)
+
+
+def test_the_block_that_ends_a_prompt_cannot_be_used_again(session: SessionBuilder) -> None:
+    """Of two blocks in prompts of 32 tokens the second one has the last token."""
+    for number in (1, 2):
+        lookup, row = request(f"r{number}", number, number + 0.5, 32, [1, 2], 16 * (number - 1))
+        row["hash_ids"] = [1, 2]
+        session.lookups(lookup)
+        session.requests(row)
+    sharing = sharing_of(session)
+    assert (sharing.shared_contents, sharing.gap.count) == (2, 1)
+
+
 def test_warm_up_is_left_out_and_what_was_used_in_it_is_known(session: SessionBuilder) -> None:
     """From second 4.5 on: B and C count, and B's gap is that to A2."""
     swept(session)
@@ -82,6 +105,22 @@ def test_warm_up_is_left_out_and_what_was_used_in_it_is_known(session: SessionBu
     second, _ = sharing.working_sets
     # S's four until 5, then 4 to 7, none to 8, 4 to 10: over 5.5 s.
     assert second.mean_blocks == pytest.approx((0.5 * 4 + 2 * 4 + 2 * 4) / 5.5)
+
+
+def test_two_engines_share_nothing(session: SessionBuilder) -> None:
+    """The same prompt on each: each has its own cache, pool and working set."""
+    for engine in (0, 1):
+        lookup, row = request(f"r{engine}", 1, 2, 50, [1, 2, 3], 0)
+        session.lookups({**lookup, "engine": engine})
+        session.requests({**row, "engine": engine})
+    session.usage((0, 0), engine=1)
+    sharing = sharing_of(session)
+    assert (sharing.requests, sharing.sharing, sharing.shared_contents) == (2, 0, 0)
+    assert sharing.contents == 6
+    assert [
+        (known.engine, known.window_sec, known.peak_blocks, known.pool_blocks)
+        for known in sharing.working_sets
+    ] == [(0, 1, 3, None), (0, None, 3, None), (1, 1, 3, 100), (1, None, 3, 100)]
 
 
 def test_nothing_shared_is_no_round(session: SessionBuilder) -> None:

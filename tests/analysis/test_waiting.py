@@ -122,6 +122,32 @@ def test_hits_that_others_hold_need_no_room(session: SessionBuilder) -> None:
     assert seconds(waiting_of(session)) == {"whole_prompt": 2}
 
 
+def test_the_watermark_where_nobody_holds_the_hit(session: SessionBuilder) -> None:
+    """480 tokens need 30 blocks, of which ten are found. 35 are free: only if the found ones are
+    among them do 30 and the watermark's ten not fit."""
+    session.metadata(scheduler={**SCHEDULER, "watermark": 0.1})
+    session.usage((0, 65))
+    session.rows("scheduler_steps.csv", step(1, 1, 1, 10), step(2, 1, 0))
+    session.lookups(refused(1, 480, hit_tokens=160))
+    assert seconds(waiting_of(session)) == {"watermark": 1}
+
+
+def test_a_head_that_was_admitted_is_no_longer_the_head(session: SessionBuilder) -> None:
+    """One row tells that huge was looked up in seconds 1, 3 and 4. In second 2 one that had been
+    preempted stood before it; that was admitted in second 3."""
+    session.metadata(scheduler=SCHEDULER)
+    session.usage((0, 90))
+    session.rows("scheduler_steps.csv", *(step(time, 1, 1, 10) for time in (1, 2, 3, 4)))
+    session.rows("scheduler_steps.csv", step(5, 1, 0))
+    back = {"request_id": "back", "kind": "resumed"}
+    session.lookups(
+        refused(1, 1601, lookups=3, request_id="huge"),
+        refused(2, 320, **back),
+        refused(3, 320, **back, admitted=1),
+    )
+    assert seconds(waiting_of(session)) == {"never_fits": 3, "whole_prompt": 1}
+
+
 def test_idle_steps_without_a_lookup_are_a_pause(session: SessionBuilder) -> None:
     """A row of 1,000 steps from 1 s to 3 s, of which 250 looked the head up: a quarter. Its
     320 tokens need 20 blocks, the 100 of a step seven; ten are free."""

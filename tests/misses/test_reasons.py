@@ -49,13 +49,25 @@ def classified(session: Session) -> pl.DataFrame:
         evicted.add(batch)
     group = facts.read(session).full_attention_group
     reasons = misses.classify(blocks, known, evicted.result(), group=group)
-    lost = reasons.filter(pl.col("reason") == "capacity").join(
-        known.asked.select("lookup", "block_size"), on="lookup"
+    handed_out = miss_reasons.HandedOut()
+    for batch in session.batches("kv_cache_allocations", miss_reasons.COLUMNS):
+        handed_out.add(batch)
+    short = miss_reasons.with_shortfall(reasons, handed_out.result())
+    every = known.asked.select(
+        "lookup",
+        "request_id",
+        index=pl.int_ranges("first_missed", "full_blocks", dtype=pl.UInt32),
+        last=pl.when("ends_prompt").then(pl.col("full_blocks") - 1),
+    ).explode("index", empty_as_null=False)
+    alone = pl.when(pl.col("index") == pl.col("last")).then(pl.lit("last token"))
+    place = ["lookup", "index"]
+    return (
+        every.join(reasons, on=place, how="left")
+        .join(short.select(*place, "more_blocks"), on=place, how="left")
+        .with_columns(
+            reason=pl.coalesce(pl.col("reason").cast(pl.String), alone, pl.lit("compulsory"))
+        )
     )
-    short = miss_reasons.with_shortfall(session, known, lost, reasons)
-    return reasons.join(
-        short.select("lookup", "index", "more_blocks"), on=["lookup", "index"], how="left"
-    ).join(known.asked.select("lookup", "request_id"), on="lookup")
 
 
 def check(sessions: Path, oracle: MissOracle) -> Counter[str]:
@@ -185,7 +197,8 @@ def run_rounds(model: Path, folder: Path, usable_blocks: int) -> MissReasons:
 
 def test_a_sliding_window_beside_full_attention(model: Path, tmp_path: Path) -> None:
     """A prompt that parts from an earlier one half-way needs the window at that place."""
-    make, requests = RequestMaker(), []
+    make = RequestMaker()
+    requests: list[tuple[float, Any]] = []
     for number in range(0, 40, 2):
         shared, other = tokens(number, 20 * 16), tokens(number + 1, 20 * 16)
         noise = tokens(100 + number, 16 * 2 * number + 16)

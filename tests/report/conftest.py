@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Error, sync_playwright
+from playwright.sync_api import Browser, Error, Playwright, sync_playwright
 
 from tests.analysis.builder import SessionBuilder
 from tests.report import generated
@@ -24,32 +24,47 @@ PROGRAM = [sys.executable, "-c", "from profilemate.cli import main; main()"]
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Chromium: the one on PATH, or playwright's own."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
-        try:
-            # Whoever runs the tests may be root, for whom Chromium has no sandbox.
-            started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        except Error as error:
+        started = _started(playwright)
+        if isinstance(started, str):
             pytest.fail(
                 "no browser starts: install chromium (apt-get install chromium) or run "
-                f"'playwright install chromium' ({str(error).splitlines()[0]})",
+                f"'playwright install chromium' ({started})",
                 pytrace=False,
             )
         yield started
         started.close()
 
 
+def _started(playwright: Playwright) -> Browser | str:
+    """The browser, or why there is none."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    try:
+        # Whoever runs the tests may be root, for whom Chromium has no sandbox.
+        return playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+    except Error as error:
+        return str(error).splitlines()[0]
+
+
 @pytest.fixture(scope="package")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> SessionBuilder:
-    """A session of 280,000 rows and more in all tables together."""
+    """A session of 210,000 rows and more in all tables together."""
     folder = tmp_path_factory.mktemp("busy") / "session_20260131_120000_4711_c0ffee"
-    return generated.write(folder, 40_000)
+    return generated.write(folder, 30_000)
 
 
 @pytest.fixture(scope="package")
 def page_of_busy(busy: SessionBuilder) -> Path:
     """Its page, made by the command."""
     return made(busy.folder)
+
+
+@pytest.fixture(scope="package")
+def page_of_small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with two charts, which is quick to open."""
+    session = SessionBuilder(tmp_path_factory.mktemp("small") / "session_small")
+    session.usage((0, 50), (5, 20))
+    return made(session.folder)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from fnmatch import fnmatch
 
@@ -11,7 +12,7 @@ import tomllib
 from plotly import graph_objects
 
 from analysis import open_session, series, summarize
-from analysis.renderers.html import chart, page
+from analysis.renderers.html import chart, page, parts
 from analysis.renderers.html.report import Report
 from tests.analysis.builder import SessionBuilder
 from tests.report.conftest import ROOT
@@ -32,9 +33,9 @@ def test_plotly_knows_every_name(charts: list[chart.Chart]) -> None:
     assert len(drawn) > 8
     colours = set()
     for figure in drawn:
-        colours |= set(re.findall(r"var\((--[a-z-]+)\)", str(figure)))
-        text = re.sub(r"var\(--[a-z-]+\)", "red", repr(figure))
-        graph_objects.Figure(eval(text))
+        text = json.dumps(figure)
+        colours |= set(re.findall(r"var\((--[a-z-]+)\)", text))
+        graph_objects.Figure(json.loads(re.sub(r"var\(--[a-z-]+\)", "red", text)))
     style = (HTML / "page.css").read_text()
     for colour in colours:
         assert f"  {colour}: light-dark(" in style
@@ -54,6 +55,14 @@ def test_a_wheel_has_what_the_page_is_made_of() -> None:
     assert {"page.html", "page.css", "page.js"} <= {path.name for path in files}
     for path in files:
         assert any(fnmatch(path.name, pattern) for pattern in patterns), path
+
+
+def test_no_tag_can_begin_in_the_data() -> None:
+    hostile = {"data": [{"text": "</script><!--<script>&"}]}
+    part = chart.Chart("key", "", "", "", hostile)
+    data = parts.data([chart.Section("", "", [part])])
+    assert not set("<>&") & set(data)
+    assert json.loads(data)["key"]["data"] == hostile["data"]
 
 
 def test_text_of_a_session_is_no_markup() -> None:

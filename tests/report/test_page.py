@@ -35,6 +35,8 @@ BARS = {
     "pieces",
     "working-set",
     "evictors",
+    "families",
+    "holders",
     "waiting",
     "pressure",
     "preemptions",
@@ -200,9 +202,9 @@ def colour(page: Page, name: str) -> str:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast(opened: Opened, page_of_busy: Path, scheme: str) -> None:
+def test_contrast(opened: Opened, page_of_small: Path, scheme: str) -> None:
     """AA: 4.5 for text, 3 for what a chart draws."""
-    page = opened(page_of_busy, color_scheme=scheme)
+    page = opened(page_of_small, color_scheme=scheme)
     grounds = [colour(page, name) for name in ("--page", "--card", "--note")]
     for name, ground in product(TEXT, grounds):
         assert contrast(colour(page, name), ground) >= 4.5, (name, ground)
@@ -220,8 +222,10 @@ def ground(page: Page) -> tuple[str, str]:
     )
 
 
-def test_the_theme_follows_the_system_and_can_be_chosen(opened: Opened, page_of_busy: Path) -> None:
-    page = opened(page_of_busy, color_scheme="dark")
+def test_the_theme_follows_the_system_and_can_be_chosen(
+    opened: Opened, page_of_small: Path
+) -> None:
+    page = opened(page_of_small, color_scheme="dark")
     dark = ground(page)
     assert luminance(dark[0]) < 0.1
     page.select_option("#theme", "light")
@@ -237,8 +241,8 @@ def test_the_theme_follows_the_system_and_can_be_chosen(opened: Opened, page_of_
     assert ground(page) == light
 
 
-def test_print_is_light_and_without_controls(opened: Opened, page_of_busy: Path) -> None:
-    page = opened(page_of_busy, color_scheme="dark")
+def test_print_is_light_and_without_controls(opened: Opened, page_of_small: Path) -> None:
+    page = opened(page_of_small, color_scheme="dark")
     page.select_option("#theme", "dark")
     page.emulate_media(media="print")
     page.wait_for_function("document.querySelector('.zoom').offsetParent === null")
@@ -289,9 +293,9 @@ def test_zooming_by_keyboard_moves_all_charts_over_time(opened: Opened, page_of_
 
 
 def test_dragging_in_a_chart_zooms_and_pointing_at_it_tells(
-    opened: Opened, page_of_busy: Path
+    opened: Opened, page_of_small: Path
 ) -> None:
-    page = opened(page_of_busy)
+    page = opened(page_of_small)
     begin, end = span(page, "blocks")
     page.locator("#blocks .plot").scroll_into_view_if_needed()
     box = page.locator("#blocks .nsewdrag").bounding_box()
@@ -304,10 +308,10 @@ def test_dragging_in_a_chart_zooms_and_pointing_at_it_tells(
     page.mouse.move(box["x"] + box["width"] / 2, height, steps=5)
     page.mouse.up()
     page.wait_for_function(
-        "end => document.querySelector('[data-chart=steps]')._fullLayout.xaxis.range[1] < end",
+        "end => document.querySelector('[data-chart=load]')._fullLayout.xaxis.range[1] < end",
         arg=end - 1,
     )
-    zoomed = span(page, "steps")
+    zoomed = span(page, "load")
     width = end - begin
     assert zoomed == pytest.approx([begin + width / 4, begin + width / 2], abs=width / 100)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from analysis import open_session
+from analysis import open_session, series, summarize
 from analysis.series import block_map, depths, evictions, hit_rate, pools, steps, timeline
 from analysis.series.bins import Bins, of_session
 from analysis.session import Session
@@ -39,7 +39,15 @@ def test_bins_cover_the_session(session: SessionBuilder) -> None:
     assert bins.middles[0] == 4.5
     times = pl.DataFrame({"at": [3.0, 4.0, 4.999, 5.0, 10.0, 11.0]})
     assert times.select(bins.of(pl.col("at"))).to_series().to_list() == [0, 0, 0, 1, 5, 5]
-    assert of_session(open_session(session.folder)).count == 360
+
+
+@pytest.mark.parametrize(("ended", "count"), [("00:01", 60), ("00:20", 200), ("59:00", 360)])
+def test_a_long_session_has_no_more_bins(session: SessionBuilder, ended: str, count: int) -> None:
+    session.metadata(ended_at=f"2026-01-31T12:{ended}.000000Z")
+    whole = of_session(open_session(session.folder))
+    assert whole.count == count
+    minutes, seconds = map(int, ended.split(":"))
+    assert whole.end_sec == pytest.approx(60 * minutes + seconds)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -119,7 +127,7 @@ def test_block_map_of_one_eviction(session: SessionBuilder) -> None:
         # In use from 0.5 to 2 s, then kept for reuse until 3.5 s.
         {"timestamp_sec": 3.5, "lifetime_sec": 3, "evictable_sec": 1.5, "block_id": 2}
     )
-    found = drawn(session, Bins(0, 1, 4), {(0, 0): 4})
+    found = drawn(session, Bins(0, 1, 4), 4)
     nothing = (0, 0, 0, 0)
     assert found.used == (nothing, nothing, (50, 100, 0, 0), nothing)
     assert found.kept == (nothing, nothing, (0, 0, 100, 50), nothing)
@@ -128,28 +136,38 @@ def test_block_map_of_one_eviction(session: SessionBuilder) -> None:
 
 def test_a_block_that_was_held_when_it_was_evicted_was_in_use(session: SessionBuilder) -> None:
     session.evictions({"timestamp_sec": 2, "lifetime_sec": 2, "block_id": 0})
-    found = drawn(session, Bins(0, 1, 4), {(0, 0): 1})
+    found = drawn(session, Bins(0, 1, 4), 1)
     assert (found.used, found.kept) == (((100, 100, 0, 0),), ((0, 0, 0, 0),))
 
 
-def test_the_pool_with_the_most_evictions_is_drawn(session: SessionBuilder) -> None:
+def test_other_pools_and_unknown_blocks_are_not_drawn(session: SessionBuilder) -> None:
+    session.evictions(
+        {"timestamp_sec": 4, "lifetime_sec": 4, "block_id": 1, "engine": 1},
+        {"timestamp_sec": 4, "lifetime_sec": 4, "block_id": 1, "pool": 1},
+        {"timestamp_sec": 4, "lifetime_sec": 4, "block_id": 2},
+    )
+    assert counted(session, Bins(0, 1, 4), 2).result() is None
+
+
+def test_the_engine_with_the_most_evictions_is_drawn(session: SessionBuilder) -> None:
+    session.usage((0, 50), engine=0)
+    session.usage((0, 50), engine=1)
     session.evictions({"block_id": 1}, {"block_id": 1, "engine": 1}, {"block_id": 2, "engine": 1})
-    bins = Bins(0, 1, 4)
-    found = drawn(session, bins, {(0, 0): 4, (1, 0): 4})
-    assert (found.engine, found.pool) == (1, 0)
-    counted = block_map.Drawn(bins, {})
-    for frame in frames(session, "kv_cache_evictions", block_map.COLUMNS):
-        counted.add(frame)
-    assert counted.result() is None
+    opened_session = open_session(session.folder)
+    found = series.measure(opened_session, summarize(opened_session)).block_map
+    assert found is not None
+    assert (found.engine, found.pool, found.blocks_per_row) == (1, 0, 1)
 
 
-def drawn(
-    session: SessionBuilder, bins: Bins, blocks: dict[tuple[int, int], int]
-) -> block_map.BlockMap:
-    counted = block_map.Drawn(bins, blocks)
+def counted(session: SessionBuilder, bins: Bins, blocks: int) -> block_map.Drawn:
+    found = block_map.Drawn(bins, 0, 0, blocks)
     for frame in frames(session, "kv_cache_evictions", block_map.COLUMNS):
-        counted.add(frame)
-    found = counted.result()
+        found.add(frame)
+    return found
+
+
+def drawn(session: SessionBuilder, bins: Bins, blocks: int) -> block_map.BlockMap:
+    found = counted(session, bins, blocks).result()
     assert found is not None
     return found
 
@@ -178,7 +196,7 @@ def test_block_map_is_the_sum_of_all_overlaps(session: SessionBuilder) -> None:
             if evicted <= bins.end_sec
         )
     )
-    found = drawn(session, bins, {(0, 0): blocks})
+    found = drawn(session, bins, blocks)
     assert (found.blocks_per_row, len(found.used)) == (4, 125)
     for row, (used, kept) in enumerate(zip(found.used, found.kept, strict=True)):
         mine = [part for part in rows if part[0] // 4 == row and part[3] <= bins.end_sec]

@@ -216,15 +216,15 @@ def test_endless_answers_are_held_by_running_requests(bench: Bench, tmp_path: Pa
 
     ended = tables.requests()
     assert set(ended) == {f"short{number}" for number in range(199)}
-    holders = {}
+    by_request = {}
     for time, name, event, blocks in tables.select(
         "kv_cache_allocations", "timestamp_sec", "request_id", "event", "num_blocks"
     ):
         if name not in ended and event in ("allocate", "free"):
-            since, held = holders.get(name, (time, 0))
-            holders[name] = (since, held + (blocks if event == "allocate" else -blocks))
+            since, held = by_request.get(name, (time, 0))
+            by_request[name] = (since, held + (blocks if event == "allocate" else -blocks))
     # Computed: 32 + 299 = 331 tokens, 21 blocks; 32 + 199 = 231 tokens, 15 blocks.
-    assert holders == {"old": (1.0, 21), "young": (101.0, 15)}
+    assert by_request == {"old": (1.0, 21), "young": (101.0, 15)}
     assert tables.usage()[-1][:2] == (36.0, 36)
     assert tables.usage()[-1][4:] == (2, 0)
     found = holders_of(tables.folder)

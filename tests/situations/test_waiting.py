@@ -61,7 +61,8 @@ def test_prefill_only_traffic_waits_for_tokens_with_two_thirds_of_the_pool_free(
     assert list(found.by_reason) == ["token_budget"]
     assert found.by_reason["token_budget"].request_sec == pytest.approx(0.06)
     assert found.by_reason["token_budget"].usage_pct == pytest.approx(32)
-    assert (found.most, found.waited_sec) == (4, pytest.approx(0.02))
+    assert found.most == 4
+    assert found.waited_sec == pytest.approx(0.02)
 
 
 def test_no_place_among_those_that_run(bench: Bench) -> None:
@@ -261,7 +262,7 @@ def _judge(scheduler: Any, output: Any, preempted: bool) -> str:
 ROOM = ("no_blocks", "whole_prompt")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     setting=st.builds(
         Setting,

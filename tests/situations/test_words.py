@@ -109,7 +109,7 @@ def test_a_leak_and_endless_answers(bench: Bench, tmp_path: Path) -> None:
     engine.add(bench.request("endless", tokens(4, 17), 1000))
     steps(engine, 3)
     said = words(engine.tables_if_killed(tmp_path / "answering").folder)
-    assert "Held at the end 6 blocks by 1 requests that had not ended" in said
+    assert "Held at the end 6 blocks by 1 request that had not ended" in said
     assert "endless 2 20.0 ms" in said
     assert "Leaked 4 blocks held by nobody that lives gone ended" in said
 

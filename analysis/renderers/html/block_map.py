@@ -28,9 +28,10 @@ def charts(report: Report) -> Iterator[Chart]:
         else ""
     )
     neighbours = f"{per_row} neighbouring blocks" if per_row > 1 else "one block"
+    evictions = report.summary.evictions.by_engine[found.engine].blocks
     words = (
-        f"Rebuilt from the {report.summary.evictions.total.blocks:,} evictions, so blocks count "
-        "only up to their last eviction: what is free, or still there at the end, is not told. "
+        f"Rebuilt from {evictions:,} evictions, so blocks count only up to their last eviction: "
+        "what is free, or still there at the end, is not told. "
         f"They tell of {share(found.told_share)} of the pool's time; the rest is grey. A cell is "
         f"{neighbours} over {seconds(report.series.bins.width_sec)}; pauses between two uses count "
         f"as use.{several}"

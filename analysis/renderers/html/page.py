@@ -20,7 +20,9 @@ from analysis.renderers.html import (
     block_map,
     costs,
     evictions,
+    families,
     fragmentation,
+    holders,
     key_figures,
     misses,
     parts,
@@ -72,8 +74,12 @@ def render(summary: Summary, series: Series) -> str:
 def sections_of(report: Report) -> list[Section]:
     """The page, top to bottom. A chart that is new is one more module, and its name here."""
     layout: tuple[tuple[str, str, tuple[Charts, ...]], ...] = (
-        ("pool", "KV cache", (pool.charts, block_map.charts, fragmentation.charts)),
-        ("prefix-cache", "Prefix cache", (prefix_cache.charts, misses.charts, reuse.charts)),
+        ("pool", "KV cache", (pool.charts, block_map.charts, holders.charts, fragmentation.charts)),
+        (
+            "prefix-cache",
+            "Prefix cache",
+            (prefix_cache.charts, misses.charts, reuse.charts, families.charts),
+        ),
         ("evictions", "Evictions", (evictions.charts, regret.charts)),
         ("requests", "Requests", (requests.charts, waiting.charts, costs.charts)),
         ("scheduler", "Scheduler", (steps.charts,)),

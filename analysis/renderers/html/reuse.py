@@ -114,7 +114,7 @@ def _working_sets(report: Report) -> Chart:
     peaks = [working_set.peak_blocks for working_set in known]
     pools = {working_set.pool_blocks for working_set in known if working_set.pool_blocks}
     pool = max(pools) if len(pools) == 1 else None
-    line = "" if pool is None else f" The pool has {pool:,} blocks: the dashed line."
+    line = "" if pool is None else f" The pool has {pool:,} blocks: the upright line."
     return Chart(
         "working-set",
         heading,

@@ -33,7 +33,8 @@ def lines(holders: Holders | None) -> Iterator[Line]:
 def _by_whom(holders: Holders) -> str:
     shared = holders.blocks > holders.held_blocks
     each = f", {holders.blocks:,} with shared ones counted for each" if shared else ""
-    return f"by {holders.requests:,} requests that had not ended{each}"
+    noun = "request" if holders.requests == 1 else "requests"
+    return f"by {holders.requests:,} {noun} that had not ended{each}"
 
 
 def _leak(holders: Holders) -> Iterator[Line]:

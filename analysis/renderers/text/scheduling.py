@@ -25,8 +25,10 @@ def lines(scheduling: Scheduling) -> Iterator[Line]:
         return
     kinds = (
         f"{scheduling.prefill_steps:,} of prompts, {scheduling.decode_steps:,} of answers, "
-        f"{scheduling.mixed_steps:,} of both; {scheduling.idle_steps:,} more scheduled nothing"
+        f"{scheduling.mixed_steps:,} of both"
     )
+    if scheduling.idle_steps:
+        kinds += f"; {scheduling.idle_steps:,} more scheduled nothing"
     yield from row("Steps", f"{scheduling.steps:,}", kinds)
     yield from row("Requests a step", _counted(requests))
     yield from row("Tokens a step", _counted(tokens))

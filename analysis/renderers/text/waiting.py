@@ -50,8 +50,9 @@ def lines(waiting: Waiting, scheduler: Scheduler) -> Iterator[Line]:
     rest = [reason for _, reason in reasons[SHOWN:]]
     if rest:
         total, part = sum(r.request_sec for r in rest), sum(r.share for r in rest)
-        rows.append((f"{len(rest)} other reasons", seconds(total), share(part), ""))
-    yield from table(("", "waited", "share", "pool not held then"), rows)
+        others = "1 other reason" if len(rest) == 1 else f"{len(rest)} other reasons"
+        rows.append((others, seconds(total), share(part), ""))
+    yield from table(("", "waited", "share", "pool not held"), rows)
 
 
 def name_of(reason: str, scheduler: Scheduler) -> str:

@@ -189,13 +189,14 @@ def _holders(prompts: Prompts) -> pl.DataFrame:
 
 def _several(contents: pl.DataFrame) -> pl.DataFrame:
     """The content ids that more than one request has. Sorting takes less memory than grouping."""
-    ids = (contents["key"] // ENGINES).sort()
+    ids: pl.Series = (contents["key"] // ENGINES).sort()
     return ids.filter(ids == ids.shift(1)).unique().to_frame("content")
 
 
 def wanted(blocks: pl.DataFrame) -> pl.Series:
     """The content ids whose evictions decide why these blocks were missed."""
-    return (blocks["key"] // ENGINES).unique()
+    ids: pl.Series = blocks["key"] // ENGINES
+    return ids.unique()
 
 
 def classify(

@@ -69,9 +69,20 @@ def states(session: Session) -> States:
     )
 
 
+def joined(rows: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame:
+    """The rows, which are in the order of ``micros``, each with the state of that moment."""
+    # Of a long session's states, a batch of rows needs few.
+    reached = states["micros"].search_sorted(
+        pl.concat([rows["micros"].head(1), rows["micros"].tail(1)]), "right"
+    )
+    begin, end = (max(0, reached[0] - 1), reached[1]) if rows.height else (0, 0)
+    return rows.join_asof(states.slice(begin, end - begin), on="micros")
+
+
 def by_engine(rows: pl.DataFrame) -> dict[int, pl.DataFrame]:
     """Each engine's rows, without the column that says so."""
-    parts = rows.partition_by("engine", as_dict=True, include_key=False, maintain_order=True)
+    told = rows.drop_nulls("engine")
+    parts = told.partition_by("engine", as_dict=True, include_key=False, maintain_order=True)
     return {int(key[0]): part for key, part in parts.items()}
 
 

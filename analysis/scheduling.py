@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.lifetimes import Spread, spread
-from analysis.pressure import BANDS, States, band, by_engine, micros
+from analysis.pressure import BANDS, States, band, by_engine, joined, micros
 from analysis.quantiles import of_sample, of_time
 from analysis.session import Session
 
@@ -183,9 +183,7 @@ def _with_band(rows: pl.DataFrame, pools: States) -> pl.DataFrame:
     """The rows with the band of their engine's pool; before its first state nothing was held."""
     usage = pl.col("usage_pct").fill_null(0)
     parts = [
-        part.sort("micros")
-        .join_asof(pools.of(engine).select("micros", "usage_pct"), on="micros")
-        .with_columns(band=band(usage))
+        joined(part.sort("micros"), pools.of(engine)).with_columns(band=band(usage))
         for engine, part in by_engine(rows).items()
     ]
     return pl.concat(parts) if parts else rows.with_columns(band=pl.lit(None, pl.Int32))

@@ -21,7 +21,7 @@ import polars as pl
 
 from analysis.admission import block_size_of, usable_blocks
 from analysis.facts import Facts
-from analysis.pressure import States, by_engine, micros
+from analysis.pressure import States, by_engine, joined, micros
 from analysis.session import Session
 from analysis.usage import Usage
 
@@ -304,9 +304,9 @@ class _Engine:
         known = self._with_state(rows)
         waited = pl.col("span") * pl.col("waiting_reqs") * pl.col("steps") / pl.col("repeats")
         return pl.concat(
-            known.select(reason=reason, steps=steps, **_USED)
+            known.with_columns(steps=steps)
             .filter(pl.col("steps") > 0)
-            .with_columns(waited=waited)
+            .select("usage_pct", reason=reason, waited=waited)
             .group_by("reason")
             .agg(
                 pl.col("waited").sum(),
@@ -384,16 +384,11 @@ class _Engine:
         admitted = rows.join_asof(
             self.admissions, on="micros", strategy="forward", allow_exact_matches=False
         )
-        return (
-            admitted.with_columns(
-                next_tokens=pl.when(pl.col("arrived") <= pl.col("micros")).then("next_tokens")
-            )
-            .join_asof(self.pool, on="micros")
-            .join_asof(self.adapters, on="micros")
-        )
+        arrived = pl.col("arrived") <= pl.col("micros")
+        told = admitted.with_columns(next_tokens=pl.when(arrived).then("next_tokens"))
+        return joined(told, self.pool).join_asof(self.adapters, on="micros")
 
 
-_USED = {name: pl.col(name) for name in ("span", "waiting_reqs", "repeats", "usage_pct")}
 _BACK = 16
 """How many heads that have been admitted are looked past."""
 _NEVER = 1 << 62

@@ -33,6 +33,11 @@ class Episode(NamedTuple):
     events: list[Event]
 
 
+def told(episode: Episode, op: int) -> list[Event]:
+    """What the events with this op tell."""
+    return [event for known, event in zip(episode.ops, episode.events, strict=True) if known == op]
+
+
 class DecodeError(Exception):
     """The frame is not laid out as it says."""
 

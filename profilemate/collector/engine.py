@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay one engine's events and write its rows.
-
-Which request a block was handed out for is known only at its step's end, so the events of a
-step are looked through for that before they are replayed.
-"""
+"""Replay one engine's events and write its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby, product
+from itertools import groupby
 from typing import Any
 
 from profilemate.collector.blocks import Loss, Pool
 from profilemate.collector.contents import content_ids
-from profilemate.collector.decode import Episode, Event, Shape
+from profilemate.collector.decode import Episode, Shape, told
 from profilemate.collector.lookups import Lookups, OpenRow
+from profilemate.collector.owners import NOBODY, Owner, settle
 from profilemate.collector.requests import Finish, Request, parse_request, prefix_ids, row
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
@@ -23,16 +20,8 @@ from profilemate.events import REASONS, Op
 
 _ONCE_SHIFT = 32
 
-Owner = tuple[int, int]
-"""A request's number and the group; the group is -1 where it is not known."""
-
-NOBODY: Owner = (-1, 0)
-
-_REQUEST, _MOVE, _LOOKUP = int(Op.REQUEST), int(Op.MOVE), int(Op.LOOKUP)
-_ALLOCATE, _REUSE, _FREE = int(Op.ALLOCATE), int(Op.REUSE), int(Op.FREE)
+_REQUEST, _MOVE = int(Op.REQUEST), int(Op.MOVE)
 _STEP, _REPEAT = int(Op.STEP), int(Op.REPEAT)
-_ASSIGN, _TABLE, _ADMIT = int(Op.ASSIGN), int(Op.TABLE), int(Op.ADMIT)
-_ADMIT_LOOKED_UP = int(Op.ADMIT_LOOKED_UP)
 
 
 class Engine:
@@ -86,20 +75,18 @@ class Engine:
         self._looking_up = None
         self._sources = {}
         if _REPEAT in ops:
-            self._step += sum(count for _, count in _told(episode, _REPEAT))
+            self._step += sum(count for _, count in told(episode, _REPEAT))
         if _MOVE in ops:
             self._sources = {
-                (pool, target): source for _, pool, source, target in _told(episode, _MOVE)
+                (pool, target): source for _, pool, source, target in told(episode, _MOVE)
             }
         if _REQUEST in ops:
-            for time, number, blob in _told(episode, _REQUEST):
+            for time, number, blob in told(episode, _REQUEST):
                 self._requests[number] = parse_request(number, blob, time)
-        if _ASSIGN in ops or _ADMIT in ops or _TABLE in ops:
-            self._update_tables(episode)
-        if _ALLOCATE in ops:
-            self._owners = self._find_owners(episode)
-        if _ADMIT_LOOKED_UP in ops:
-            self._own_after_lookups(episode)
+        self._owners, mismatches = settle(
+            episode, self._requests, self._group_pools, len(self._pools)
+        )
+        self.mismatches += mismatches
         for op, event in zip(ops, events, strict=True):
             _HANDLERS[op](self, *event)
         if self._finished:
@@ -110,64 +97,6 @@ class Engine:
         """Nothing more comes: write what is still open."""
         self._lookups.close_all(self._requests)
         self._steps.close()
-
-    def _update_tables(self, episode: Episode) -> None:
-        """Bring the block tables up to date."""
-        requests, groups = self._requests, range(self.shape.groups)
-        for op, event in zip(episode.ops, episode.events, strict=True):
-            if op == _ASSIGN:
-                numbers, lists = event
-                for (number, group), ids in zip(product(numbers, groups), lists, strict=True):
-                    requests[number].tables.setdefault(group, []).extend(ids)
-            elif op in (_ADMIT, _TABLE):
-                requests[event[0]].tables = dict(enumerate(map(list, event[-1])))
-
-    def _find_owners(self, episode: Episode) -> list[list[Owner]]:
-        """Whose the blocks of each ALLOCATE were, the last one first."""
-        groups = range(self.shape.groups)
-        claims: list[dict[int, Owner]] = [{} for _ in self._pools]
-        reused = _reused(episode) if _REUSE in episode.ops else {}
-        owners: list[list[Owner]] = []
-        for op, event in zip(reversed(episode.ops), reversed(episode.events), strict=True):
-            if op == _ALLOCATE:
-                _, pool, blocks = event
-                claim = claims[pool].pop
-                owners.append([claim(block, NOBODY) for block in blocks])
-            elif op == _FREE:
-                _, pool, freer, last, shared = event
-                if freer:
-                    claims[pool].update(dict.fromkeys(last + shared, (freer - 1, -1)))
-            elif op in (_ASSIGN, _ADMIT, _TABLE):
-                numbers = event[0] if op == _ASSIGN else [event[0]]
-                for owner, ids in zip(product(numbers, groups), event[-1], strict=True):
-                    pool = self._pool_of(owner[1])
-                    taken_up = reused.get((owner[0], pool))
-                    own = [block for block in ids if block not in taken_up] if taken_up else ids
-                    claims[pool].update(dict.fromkeys(own, owner))
-        return owners
-
-    def _own_after_lookups(self, episode: Episode) -> None:
-        """Blocks that nobody claims are those of the request that was looked up before."""
-        admitted = {number: count for number, _, count in _told(episode, _ADMIT_LOOKED_UP)}
-        tables: dict[int, list[int]] = {number: [] for number in admitted}
-        number, left = -1, len(self._owners)
-        for op, event in zip(episode.ops, episode.events, strict=True):
-            if op == _LOOKUP:
-                number = event[1]
-                tables[number] = []
-            elif op == _REUSE and number in admitted:
-                tables[number] += event[2]
-            elif op == _ALLOCATE:
-                left -= 1
-                if number in admitted and NOBODY in self._owners[left]:
-                    self._owners[left] = [(number, 0)] * len(event[2])
-                    tables[number] += event[2]
-        for number, count in admitted.items():
-            self._requests[number].tables = {0: tables[number]}
-            self.mismatches += len(tables[number]) != count
-
-    def _pool_of(self, group: int) -> int:
-        return self._group_pools[group] if group < len(self._group_pools) else 0
 
     def _cell(self, number: int) -> str:
         request = self._requests.get(number)
@@ -468,25 +397,6 @@ class Engine:
 
     def _seconds(self, time: int) -> str:
         return f"{(time - self._origin) / 1e9:.6f}"
-
-
-def _told(episode: Episode, op: int) -> list[Event]:
-    """What the events with this op tell."""
-    return [event for known, event in zip(episode.ops, episode.events, strict=True) if known == op]
-
-
-def _reused(episode: Episode) -> dict[tuple[int, int], set[int]]:
-    """By request and pool the blocks that were taken up again: they are in that request's table,
-    but the one that they were handed out for, maybe in this very step, is another."""
-    reused: dict[tuple[int, int], set[int]] = {}
-    number = -1
-    for op, event in zip(episode.ops, episode.events, strict=True):
-        if op == _LOOKUP:
-            number = event[1]
-        elif op == _REUSE:
-            _, pool, blocks = event
-            reused.setdefault((number, pool), set()).update(blocks)
-    return reused
 
 
 def _ignore(engine: Engine, *event: Any) -> None:

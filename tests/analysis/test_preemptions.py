@@ -195,6 +195,8 @@ def test_a_request_that_is_preempted_before_it_is_back_has_lost_until_then(
         (1, 1, "cache", 5, "victim"),
         (3, 3, "free", 5, "victim"),
         (4, 4, "cache", 2, "victim"),
+        # Scheduled in the step that preempts it, and so not computed.
+        (5, 5, "cache", 1, "victim"),
         (5, 5, "free", 5, "victim"),
         (6, 6, "cache", 3, "victim"),
         (9, 9, "free", 5, "victim"),

@@ -14,7 +14,7 @@ def rent_of(session: SessionBuilder, after_sec: float = 0.0) -> Rent:
     return summarize(open_session(session.folder, after_sec=after_sec)).rent
 
 
-def two_that_share(session: SessionBuilder) -> None:
+def two_that_share(session: SessionBuilder, *more: tuple[float, str, int, str]) -> None:
     """long holds 2 blocks from second 1 and 3 from second 3, until 5; its first token comes in
     second 2. short finds the first two in second 4 and holds them until 6; its first token comes
     in 4.5. In second 8, long's third block is evicted. late has not ended: 3 blocks from 7 on."""
@@ -42,7 +42,8 @@ def two_that_share(session: SessionBuilder) -> None:
     ]
     columns = ("timestamp_sec", "event", "num_blocks", "request_id")
     session.rows(
-        "kv_cache_allocations.csv", *(dict(zip(columns, move, strict=True)) for move in moves)
+        "kv_cache_allocations.csv",
+        *(dict(zip(columns, move, strict=True)) for move in sorted([*moves, *more])),
     )
     # As many cached as held: none free is counted here.
     session.usage((1, 2), (3, 3), (5, 2), (6, 0), (7, 3))
@@ -92,14 +93,17 @@ def test_rent_of_the_warm_up_is_left_out(session: SessionBuilder) -> None:
 
 
 def test_groups_without_full_attention_make_it_approximate(session: SessionBuilder) -> None:
-    two_that_share(session)
+    """A window slides on: in second 2.5 long lets go of one block, which it no longer pays for."""
+    two_that_share(session, (2.5, "free", 1, "long"))
     session.metadata(
         groups=[
             {"kind": "FullAttentionSpec", "block_size": 16},
             {"kind": "SlidingWindowSpec", "block_size": 16},
         ]
     )
-    assert not rent_of(session).exact
+    rent = rent_of(session)
+    assert not rent.exact
+    assert rent.top[0].decoding == 8 - 2.5
 
 
 @pytest.mark.usefixtures("small_pieces")

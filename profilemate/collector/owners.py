@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose are the blocks that a step handed out?
+
+vLLM's pool is not told, and the step's output says it only at the step's end. So the events of a
+step are looked through, from the last one back, before they are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+from profilemate.collector.decode import Episode, told
+from profilemate.collector.requests import Request
+from profilemate.events import Op
+
+Owner = tuple[int, int]
+"""A request's number and the group; the group is -1 where it is not known."""
+
+NOBODY: Owner = (-1, 0)
+
+_LOOKUP, _ALLOCATE, _REUSE = int(Op.LOOKUP), int(Op.ALLOCATE), int(Op.REUSE)
+_FREE, _ASSIGN, _TABLE = int(Op.FREE), int(Op.ASSIGN), int(Op.TABLE)
+_ADMIT, _ADMIT_LOOKED_UP = int(Op.ADMIT), int(Op.ADMIT_LOOKED_UP)
+
+
+def settle(
+    episode: Episode, requests: Mapping[int, Request], group_pools: Sequence[int], pools: int
+) -> tuple[list[list[Owner]], int]:
+    """Bring the requests' block tables up to date, and tell whose the new blocks are.
+
+    Args:
+        episode: the events of a step.
+        requests: those that live, by number.
+        group_pools: the pool of each KV cache group.
+        pools: how many there are.
+
+    Returns:
+        The owners of the blocks of each ALLOCATE, the last one first; and how many requests
+        turned out to have other blocks than the engine counted.
+
+    """
+    ops = episode.ops
+    if _ASSIGN in ops or _ADMIT in ops or _TABLE in ops:
+        _update_tables(episode, requests, len(group_pools))
+    owners = _find(episode, group_pools, pools) if _ALLOCATE in ops else []
+    if _ADMIT_LOOKED_UP in ops:
+        return owners, _after_lookups(episode, requests, owners)
+    return owners, 0
+
+
+def _update_tables(episode: Episode, requests: Mapping[int, Request], groups: int) -> None:
+    for op, event in zip(episode.ops, episode.events, strict=True):
+        if op == _ASSIGN:
+            numbers, lists = event
+            for (number, group), ids in zip(product(numbers, range(groups)), lists, strict=True):
+                requests[number].tables.setdefault(group, []).extend(ids)
+        elif op in (_ADMIT, _TABLE):
+            requests[event[0]].tables = dict(enumerate(map(list, event[-1])))
+
+
+def _find(episode: Episode, group_pools: Sequence[int], pools: int) -> list[list[Owner]]:
+    groups = range(len(group_pools))
+    claims: list[dict[int, Owner]] = [{} for _ in range(pools)]
+    reused = _reused(episode) if _REUSE in episode.ops else {}
+    owners: list[list[Owner]] = []
+    for op, event in zip(reversed(episode.ops), reversed(episode.events), strict=True):
+        if op == _ALLOCATE:
+            _, pool, blocks = event
+            claim = claims[pool].pop
+            owners.append([claim(block, NOBODY) for block in blocks])
+        elif op == _FREE:
+            _, pool, freer, last, shared = event
+            if freer:
+                claims[pool].update(dict.fromkeys(last + shared, (freer - 1, -1)))
+        elif op in (_ASSIGN, _ADMIT, _TABLE):
+            numbers = event[0] if op == _ASSIGN else [event[0]]
+            for owner, ids in zip(product(numbers, groups), event[-1], strict=True):
+                pool = group_pools[owner[1]]
+                taken_up = reused.get((owner[0], pool))
+                own = [block for block in ids if block not in taken_up] if taken_up else ids
+                claims[pool].update(dict.fromkeys(own, owner))
+    return owners
+
+
+def _reused(episode: Episode) -> dict[tuple[int, int], set[int]]:
+    """By request and pool the blocks that were taken up again: they are in that request's table,
+    but the one that they were handed out for, maybe in this very step, is another."""
+    reused: dict[tuple[int, int], set[int]] = {}
+    number = -1
+    for op, event in zip(episode.ops, episode.events, strict=True):
+        if op == _LOOKUP:
+            number = event[1]
+        elif op == _REUSE:
+            _, pool, blocks = event
+            reused.setdefault((number, pool), set()).update(blocks)
+    return reused
+
+
+def _after_lookups(
+    episode: Episode, requests: Mapping[int, Request], owners: list[list[Owner]]
+) -> int:
+    """Give blocks that nobody claims to the request that was looked up before."""
+    admitted = {number: count for number, _, count in told(episode, _ADMIT_LOOKED_UP)}
+    tables: dict[int, list[int]] = {number: [] for number in admitted}
+    number, left = -1, len(owners)
+    for op, event in zip(episode.ops, episode.events, strict=True):
+        if op == _LOOKUP:
+            number = event[1]
+            tables[number] = []
+        elif op == _REUSE and number in admitted:
+            tables[number] += event[2]
+        elif op == _ALLOCATE:
+            left -= 1
+            if number in admitted and NOBODY in owners[left]:
+                owners[left] = [(number, 0)] * len(event[2])
+                tables[number] += event[2]
+    for number in admitted:
+        requests[number].tables = {0: tables[number]}
+    return sum(len(tables[number]) != count for number, count in admitted.items())

@@ -8,7 +8,7 @@ is known to within the distance of two such lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -22,7 +22,8 @@ MOST_REQUESTS = 100_000
 SHOWN = 5
 """How many families are named."""
 
-_COLUMNS = ("request_id", "input_length", "prefix_ids")
+TABLE = "requests"
+COLUMNS = ("timestamp", "request_id", "input_length", "prefix_ids")
 
 
 @dataclass(frozen=True)
@@ -75,46 +76,59 @@ class Families:
     largest: tuple[Family, ...]
 
 
+@dataclass
+class Collected:
+    """The first requests of those seen so far, with the numbers of their beginnings."""
+
+    parts: list[pl.DataFrame] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, batch: pl.DataFrame) -> None:
+        if self.count < MOST_REQUESTS:
+            told = batch.select(COLUMNS).drop_nulls("prefix_ids")
+            self.parts.append(told.head(MOST_REQUESTS - self.count))
+            self.count += self.parts[-1].height
+
+    def result(self, session: Session, facts: Facts) -> Families:
+        """The families of the prompts, in order of the tokens that could not be shared."""
+        known = TABLES[TABLE].columns
+        empty = pl.DataFrame(schema={name: known[name] for name in COLUMNS})
+        requests = (
+            pl.concat([empty, *self.parts])
+            .sort("timestamp", maintain_order=True)
+            .drop("timestamp")
+            .with_row_index("request")
+        )
+        self.parts.clear()
+        return _families(requests, _lengths(session), facts)
+
+
 def measure(session: Session, facts: Facts) -> Families:
-    """The families of the session's prompts, in order of the tokens that could not be shared.
+    """The families of the session's prompts.
 
     Raises:
         SessionError: the file cannot be read.
 
     """
-    requests = _requests(session)
-    lengths = _lengths(session)
+    collected = Collected()
+    for batch in session.batches(TABLE, COLUMNS):
+        collected.add(batch)
+    return collected.result(session, facts)
+
+
+def _families(requests: pl.DataFrame, lengths: list[int], facts: Facts) -> Families:
     unit = max((group.block_size for group in facts.groups if group.block_size), default=None)
     shared, families = _levels(requests, lengths)
     prompts = requests.with_columns(shared=shared).select("input_length", "shared")
-    never_fills = unit is not None and (facts.max_model_len or unit) < unit
     return Families(
         requests=requests.height,
         prompt_tokens=int(requests["input_length"].sum()),
         sharing=int((shared > 0).sum()),
         shared_tokens=int(shared.sum()),
         unit=unit,
-        unit_never_fills=never_fills,
+        unit_never_fills=unit is not None and (facts.max_model_len or unit) < unit,
         too_short=None if unit is None else _too_short(prompts, unit),
         largest=families,
-    )
-
-
-def _requests(session: Session) -> pl.DataFrame:
-    parts, count = [], 0
-    for batch in session.batches("requests", ("timestamp", *_COLUMNS)):
-        parts.append(batch.drop_nulls("prefix_ids"))
-        count += parts[-1].height
-        if count >= MOST_REQUESTS:
-            break
-    columns = ("timestamp", *_COLUMNS)
-    empty = pl.DataFrame(schema={name: TABLES["requests"].columns[name] for name in columns})
-    return (
-        pl.concat([empty, *parts])
-        .head(MOST_REQUESTS)
-        .sort("timestamp", maintain_order=True)
-        .select(_COLUMNS)
-        .with_row_index("request")
     )
 
 

@@ -190,7 +190,8 @@ def _holders(prompts: Prompts) -> pl.DataFrame:
 def _several(contents: pl.DataFrame) -> pl.DataFrame:
     """The content ids that more than one request has. Sorting takes less memory than grouping."""
     ids: pl.Series = (contents["key"] // ENGINES).sort()
-    return ids.filter(ids == ids.shift(1)).unique().to_frame("content")
+    again: pl.Series = ids.filter(ids == ids.shift(1)).unique()
+    return again.to_frame("content")
 
 
 def wanted(blocks: pl.DataFrame) -> pl.Series:

@@ -8,13 +8,15 @@ preempted has several runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
 from analysis import lookups
 from analysis.session import Session
 from analysis.tables import TABLES
+
+TABLE = "requests"
 
 ENGINES = 1024
 """Data-parallel ranks that ``key`` tells apart."""
@@ -43,7 +45,7 @@ class Prompts:
     contents: pl.DataFrame
 
 
-_REQUEST = (
+COLUMNS = (
     "timestamp",
     "engine",
     "request_id",
@@ -56,6 +58,42 @@ _REQUEST = (
     "hash_ids",
     "output_hash_ids",
 )
+"""Of requests.jsonl."""
+
+_LISTS = ("hash_ids", "output_hash_ids")
+
+
+@dataclass
+class Collected:
+    """The requests seen so far, without their contents; and their contents."""
+
+    requests: list[pl.DataFrame] = field(default_factory=list)
+    contents: list[pl.DataFrame] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, batch: pl.DataFrame) -> None:
+        numbered = batch.select(COLUMNS).with_row_index("request", offset=self.count)
+        self.count += batch.height
+        self.requests.append(numbered.select(pl.exclude(_LISTS)))
+        self.contents.append(_contents(numbered))
+
+    def result(self, session: Session) -> Prompts:
+        """The prompts, outputs and runs of the requests, which are all of the session.
+
+        Raises:
+            SessionError: a table cannot be read.
+
+        """
+        known = TABLES[TABLE].columns
+        schema = {name: known[name] for name in COLUMNS if name not in _LISTS}
+        requests = pl.concat(
+            [pl.DataFrame(schema={"request": pl.UInt32, **schema}), *self.requests]
+        )
+        contents = pl.concat([pl.DataFrame(schema=_CONTENTS), *self.contents])
+        self.requests.clear()
+        self.contents.clear()
+        admissions = _admissions(session, requests)
+        return Prompts(_asked(session, requests, admissions), _runs(session, admissions), contents)
 
 
 def read(session: Session) -> Prompts:
@@ -65,11 +103,16 @@ def read(session: Session) -> Prompts:
         SessionError: a table cannot be read.
 
     """
+    collected = Collected()
+    for batch in session.batches(TABLE, COLUMNS, history=True):
+        collected.add(batch)
+    return collected.result(session)
+
+
+def _asked(session: Session, requests: pl.DataFrame, admissions: pl.DataFrame) -> pl.DataFrame:
     found = pl.col("hit_tokens") + pl.col("external_hit_tokens").fill_null(0)
     size = pl.col("block_size")
-    requests, contents = _requests(session)
-    admissions = _admissions(session, requests)
-    asked = (
+    return (
         lookups.admitted(session, history=True)
         .join(
             admissions.select("timestamp_sec", "engine", "request_id", "order", "request"),
@@ -86,24 +129,6 @@ def read(session: Session) -> Prompts:
         )
         .sort("lookup")
     )
-    return Prompts(asked, _runs(session, admissions), contents)
-
-
-def _requests(session: Session) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The requests without their contents, numbered; and the contents of them all."""
-    requests, contents, count = [], [], 0
-    for batch in session.batches("requests", _REQUEST, history=True):
-        numbered = batch.with_row_index("request", offset=count)
-        count += batch.height
-        requests.append(numbered.select(pl.exclude("hash_ids", "output_hash_ids")))
-        contents.append(_contents(numbered))
-    if not requests:
-        known = TABLES["requests"].columns
-        lists = ("hash_ids", "output_hash_ids")
-        empty = pl.DataFrame(schema={name: known[name] for name in _REQUEST if name not in lists})
-        numbered = empty.with_row_index("request")
-        return numbered, pl.DataFrame(schema=_CONTENTS)
-    return pl.concat(requests), pl.concat(contents)
 
 
 _CONTENTS = {

@@ -115,7 +115,9 @@ def summarize(session: Session) -> Summary:
     known = facts.read(session)
     used = usage.measure(session)
     stepped = _stepped(session, known, used)
-    known_prompts = prompts.read(session)
+    prompted, begun = prompts.Collected(), families.Collected()
+    _read_requests(session, prompted, begun)
+    known_prompts = prompted.result(session)
     missed = misses.missed(known_prompts)
     lost = misses.Evicted(misses.wanted(missed))
     known_runs = runs.named(session, known_prompts)
@@ -127,6 +129,7 @@ def summarize(session: Session) -> Summary:
         rent.Kept(session.begin_sec),
     )
     _read_evictions(session, lost, watched)
+    lived = watched.lived.result()
     missed = misses.classify(
         missed,
         known_prompts,
@@ -135,7 +138,7 @@ def summarize(session: Session) -> Summary:
         drops_hit_block=bool(known.scheduler.drops_hit_unit),
     )
     for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
-    lived, counted = watched.lived.result(), watched.counted
+    counted = watched.counted
     moved = allocations.Counted()
     held = rent.Held(known_runs, session.begin_sec, session.end_sec)
     handed_out = miss_reasons.HandedOut()
@@ -159,7 +162,7 @@ def summarize(session: Session) -> Summary:
         rent=rent.measure(session, known, known_prompts, used_again, returned, held, watched.kept),
         prefix_cache=prefix_cache.measure(session),
         misses=miss_reasons.measure(known_prompts, missed, handed_out.result()),
-        families=families.measure(session, known),
+        families=begun.result(session, known),
         requests=requests.measure(session),
         preemptions=preemptions.measure(session, known, preempted, watched.taken),
         admission=admission.measure(session, known, used),
@@ -195,6 +198,17 @@ def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
         scheduled.result(),
         holders.measure(session, known, used, pools),
     )
+
+
+def _read_requests(
+    session: Session, prompted: prompts.Collected, begun: families.Collected
+) -> None:
+    """Go through requests.jsonl once; what was asked for in the warm-up explains what was found
+    after it."""
+    columns = dict.fromkeys([*prompts.COLUMNS, *families.COLUMNS])
+    for batch in session.batches(prompts.TABLE, list(columns), history=True):
+        prompted.add(batch)
+        begun.add(batch.filter(pl.col("timestamp") >= 1e3 * session.begin_sec))
 
 
 def _read_allocations(

@@ -262,14 +262,17 @@ def _judge(scheduler: Any, output: Any, preempted: bool) -> str:
 ROOM = ("no_blocks", "whole_prompt")
 
 
-@settings(max_examples=40, phases=[__import__("hypothesis").Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, phases=[__import__("hypothesis").Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     setting=st.builds(
         Setting,
         blocks=st.integers(6, 40),
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.sampled_from([16, 48, 512]),
-        policy=st.sampled_from(["fcfs", "priority"]), asynchronous=st.booleans(), lag=st.integers(0, 2), block_size=st.sampled_from([4, 16]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        block_size=st.sampled_from([4, 16]),
+        asynchronous=st.booleans(),
+        lag=st.integers(0, 2),
     ),
     operations=st.lists(
         st.one_of(workload.adds, workload.adds, workload.steps), min_size=10, max_size=40
@@ -301,6 +304,5 @@ def test_reasons_are_those_that_stand_in_the_scheduler(
     found = waiting_of(session)
     told = {name: reason.request_sec for name, reason in found.by_reason.items()}
     told["room"] = sum(told.pop(name, 0) for name in ROOM)
-    assert sum(told.values()) == pytest.approx(sum(expected.values()))
     for reason in {*told, *expected}:
         assert told.get(reason, 0) == pytest.approx(expected[reason], abs=0.005)

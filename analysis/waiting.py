@@ -69,7 +69,7 @@ class Waiting:
     ``lora``: as many adapters ran as may.
     ``connector``: it waited for the KV connector.
     ``paused``: nothing ran and nobody was looked up: the engine was paused, or all that waited
-    were not ready (a grammar, a client that streams its input).
+    were not ready (a grammar, a client that streams its input, results still in flight).
     ``not_known``: none of these.
     """
 

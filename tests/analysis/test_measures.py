@@ -130,8 +130,9 @@ def waiting(session: SessionBuilder) -> None:
 
 
 def leaking(session: SessionBuilder) -> None:
-    """Two blocks of a request that ended are never freed."""
-    session.usage((1, 6), (3, 2))
+    """Two blocks of a request that ended are never freed, and nothing runs after it."""
+    session.usage((1, 6))
+    session.usage((3, 2), running_reqs=0)
     session.rows(
         "kv_cache_allocations.csv",
         {"timestamp_sec": 1, "event": "allocate", "num_blocks": 6, "request_id": "r"},

@@ -8,6 +8,7 @@ import pytest
 from analysis import open_session, summarize
 from analysis.rent import Rent, Renter
 from tests.analysis.builder import SessionBuilder
+from tests.analysis.stories import request
 
 
 def rent_of(session: SessionBuilder, after_sec: float = 0.0) -> Rent:
@@ -90,6 +91,23 @@ def test_rent_of_the_warm_up_is_left_out(session: SessionBuilder) -> None:
     ]
     assert rent.pool_held == pytest.approx(0.25 * 3 + 2 + 9)
     assert rent.shared == pytest.approx(0.5)
+    # From 6.5 on the evicted block was kept for 1.5 s more.
+    late, long = rent_of(session, after_sec=6.5).top
+    assert (late.total, long.kept, long.total) == (9, 1.5, 1.5)
+
+
+def test_a_copy_is_not_shared(session: SessionBuilder) -> None:
+    """Both compute the same block at the same time: each has its own."""
+    for name in ("one", "two"):
+        lookup, row = request(name, 1, 3, 17, [1], 0)
+        session.lookups(lookup)
+        session.requests(row)
+        session.rows(
+            "kv_cache_allocations.csv",
+            {"event": "allocate", "num_blocks": 2, "request_id": name},
+        )
+    rent = rent_of(session)
+    assert (rent.waiting + rent.decoding, rent.shared) == (8, 0)
 
 
 def test_groups_without_full_attention_make_it_approximate(session: SessionBuilder) -> None:

@@ -271,8 +271,6 @@ ROOM = ("no_blocks", "whole_prompt")
         max_num_batched_tokens=st.sampled_from([16, 48, 512]),
         policy=st.sampled_from(["fcfs", "priority"]),
         block_size=st.sampled_from([4, 16]),
-        asynchronous=st.booleans(),
-        lag=st.integers(0, 2),
     ),
     operations=st.lists(
         st.one_of(workload.adds, workload.adds, workload.steps), min_size=10, max_size=40

@@ -3,25 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from analysis.renderers.text import session
 from analysis.summary import Summary
 
 Row = tuple[str, str]
 
 
-def rows(summary: Summary) -> Iterator[Row]:
+def rows(summary: Summary) -> list[Row]:
     """The facts that the text output has, as a label and what there is to say."""
     lines = [*session.lines(summary.session, summary.facts), *session.profiling(summary.cost)]
-    label, words = "", [""]
-    for (head, _), *pieces in lines:
-        text = "".join(piece for piece, _ in pieces).strip()
-        if head.strip():
-            if label:
-                yield label, " ".join(words)
-            label, words = head.strip(), [text]
-        else:
-            words.append(text)
-    if label:
-        yield label, " ".join(words)
+    found: list[Row] = []
+    for (label, _), *pieces in lines:
+        words = "".join(text for text, _ in pieces).strip()
+        if label.strip():
+            found.append((label.strip(), words))
+        else:  # what had no room in the line above
+            found[-1] = (found[-1][0], f"{found[-1][1]} {words}")
+    return found

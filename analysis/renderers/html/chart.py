@@ -9,12 +9,10 @@ chart follows the theme. Text that comes out of the session goes through ``safe`
 from __future__ import annotations
 
 import html
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from analysis.renderers.formats import seconds
 from analysis.renderers.text.layout import printable
 from analysis.series.bins import Bins
 
@@ -59,8 +57,7 @@ class Chart:
     ``key``: its id in the page. ``heading``: a question or a statement. ``look``: what to look
     for, one sentence. ``words``: what the chart shows, in figures. ``figure``: None where there is
     nothing to draw, which ``words`` then explains. ``over_time``: its x axis is the session's
-    time, so it zooms together with the others. ``height``: in CSS
-    pixels.
+    time, so it zooms together with the others. ``height``: in CSS pixels.
     """
 
     key: str
@@ -79,7 +76,7 @@ class Section:
 
     key: str
     heading: str
-    charts: Sequence[Chart] = field(default_factory=tuple)
+    charts: Sequence[Chart]
 
 
 def safe(text: str) -> str:
@@ -95,18 +92,6 @@ def axis(title: str, **more: Any) -> Figure:
 def time_axis(bins: Bins, **more: Any) -> Figure:
     """The x axis of a chart over the session's time, all of it."""
     return axis(SECONDS, range=[bins.begin_sec, bins.end_sec], **more)
-
-
-def age_axis(shortest: float, longest: float) -> Figure:
-    """A logarithmic axis of seconds, marked at powers of ten."""
-    powers = range(math.floor(math.log10(shortest)), math.ceil(math.log10(longest)) + 1)
-    marks = [10.0**power for power in powers]
-    return axis(
-        "time (logarithmic)",
-        type="log",
-        tickvals=marks,
-        ticktext=[seconds(mark).replace(".0 ", " ").replace(".00 ", " ") for mark in marks],
-    )
 
 
 def count_axis(title: str, **more: Any) -> Figure:
@@ -166,16 +151,15 @@ def panels(count: int, gap: float = 0.08) -> list[tuple[float, float]]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Four significant digits: more than a pixel shows, and a third of the bytes."""
-    return None if value is None else float(f"{value:.4g}")
+    """Five significant digits: more than a pixel shows, and a third of the bytes."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def times(middles: Sequence[float]) -> list[float]:
-    """Times for an x axis."""
-    return [round(middle, 3) for middle in middles]
+    """Times for an x axis, to the microsecond as in the tables."""
+    return [round(middle, 6) for middle in middles]
 
 
-def known(values: Mapping[str, Any] | Sequence[Any]) -> bool:
+def known(values: Iterable[float | None]) -> bool:
     """Whether there is any value to draw."""
-    parts = values.values() if isinstance(values, Mapping) else values
-    return any(value is not None for value in parts)
+    return any(value is not None for value in values)

@@ -57,9 +57,9 @@ class Holders:
 
     ``held_blocks``: what the pools say is held. ``requests``: that live and hold blocks,
     ``blocks`` in all, shared ones counted with each; ``oldest`` of them first. ``leaked_blocks``:
-    held beyond those, ``at_least`` so many where requests may share blocks. ``idle_sec``: how long
-    nothing had been running or waiting at ``at_sec``; 0 if something was. ``suspects``: whose the
-    leaked blocks may be, the most blocks first.
+    held beyond those, ``at_least`` so many where requests may share blocks. ``idle_sec``: how
+    long nothing had been running or waiting at ``at_sec``; None if something was. ``suspects``:
+    whose the leaked blocks may be, the most blocks first.
     """
 
     at_sec: float
@@ -69,7 +69,7 @@ class Holders:
     oldest: tuple[Holder, ...]
     leaked_blocks: int
     at_least: bool
-    idle_sec: float
+    idle_sec: float | None
     suspects: tuple[Suspect, ...]
 
 
@@ -83,7 +83,8 @@ def measure(
         SessionError: a table cannot be read.
 
     """
-    at = session.end_sec if at_sec is None else at_sec
+    # The tables' own precision: a session's end comes from a wall clock.
+    at = round(session.end_sec if at_sec is None else at_sec, 6)
     if block_size_of(facts, usage) is None:
         return None
     states = [
@@ -97,10 +98,11 @@ def measure(
     living = _living(session, at, ended)
     held = sum(int(until["held"][-1]) for until in states)
     blocks = int(living["blocks"].sum())
-    idle_sec = min(_idle_sec(until, at) for until in states)
+    idle = [since for until in states if (since := _idle_since(until)) is not None]
+    idle_sec = at - max(idle) if len(idle) == len(states) else None
     # While something runs, the tables must name it; while they are written, they do not all reach
     # equally far.
-    told = idle_sec > 0 or (session.state != "running" and not living.is_empty())
+    told = idle_sec is not None or (session.state != "running" and not living.is_empty())
     leaked = max(0, held - blocks) if told else 0
     return Holders(
         at_sec=at,
@@ -115,11 +117,11 @@ def measure(
     )
 
 
-def _idle_sec(states: pl.DataFrame, at: float) -> float:
-    """How long the engine had had no request; 0 if it has one."""
+def _idle_since(states: pl.DataFrame) -> float | None:
+    """Since when the engine had had no request; None if it has one."""
     busy = states["idle"].fill_null(False).not_().arg_true()
     first_idle = 0 if busy.is_empty() else int(busy[-1]) + 1
-    return 0.0 if first_idle == states.height else at - float(states["micros"][first_idle]) / 1e6
+    return None if first_idle == states.height else float(states["micros"][first_idle]) / 1e6
 
 
 def _ended(session: Session, at: float) -> pl.DataFrame:

@@ -117,7 +117,9 @@ def victims(runs: pl.DataFrame, prompts: Prompts, begin_sec: float) -> pl.DataFr
         "next_found": "found",
         "next_asked": "asked",
     }
-    following = runs.sort("order").with_columns(
+    # Most requests have one run, and are soon out of it.
+    several = runs.filter(pl.col("request").is_duplicated())
+    following = several.sort("order").with_columns(
         block_size=pl.lit(prompts.asked["block_size"].max(), pl.Int64),
         **{name: pl.col(column).shift(-1).over("request") for name, column in after.items()},
     )

@@ -205,7 +205,8 @@ class _Used:
             .collect()
         )
         same = pl.col("key") == pl.col("key").shift(-1)
-        self._shared = uses.select(
+        # Lazily: it is as long as the uses, and a working set needs two of its columns at a time.
+        self._shared = uses.lazy().select(
             "begin_sec",
             engine=pl.col("key") % ENGINES,
             before="latest_sec",
@@ -214,8 +215,7 @@ class _Used:
         )
 
     def working_sets(self, windows: list[float | None]) -> Iterator[WorkingSet]:
-        engines = sorted(set(self.alone["engine"].unique()) | set(self._shared["engine"].unique()))
-        for engine in engines:
+        for engine in self.alone["engine"].unique().sort():
             for window in windows:
                 yield self._working_set(engine, window)
 
@@ -226,23 +226,20 @@ class _Used:
         """The level of a counter that rises when a content comes into use and falls ``window``
         after it was last used."""
         on_engine = pl.col("engine") == engine
-        alone, shared = self.alone.filter(on_engine), self._shared.filter(on_engine)
+        alone, shared = self.alone.lazy().filter(on_engine), self._shared.filter(on_engine)
         kept = float("inf") if window is None else window
-        came = shared.filter(
-            pl.col("before").is_null() | (pl.col("begin_sec") > pl.col("before") + kept)
-        )
-        went = shared.filter(pl.col("next").is_null() | (pl.col("next") > pl.col("until") + kept))
-        change = pl.col("change")
+        came = pl.col("before").is_null() | (pl.col("begin_sec") > pl.col("before") + kept)
+        went = pl.col("next").is_null() | (pl.col("next") > pl.col("until") + kept)
+        one, change = pl.len().cast(pl.Int64), pl.col("change")
         levels = (
             pl.concat(
                 [
                     alone.select(time="begin_sec", change="blocks"),
                     alone.select(time=pl.col("end_sec") + kept, change=-pl.col("blocks")),
-                    came.select(time="begin_sec", change=pl.lit(1, pl.Int64)),
-                    went.select(time=pl.col("until") + kept, change=pl.lit(-1, pl.Int64)),
+                    shared.filter(came).group_by(time="begin_sec").agg(change=one),
+                    shared.filter(went).group_by(time=pl.col("until") + kept).agg(change=-one),
                 ]
             )
-            .lazy()
             .group_by(time=pl.col("time").clip(self._begin))
             .agg(change.sum())
             .sort("time")

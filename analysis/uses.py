@@ -30,43 +30,55 @@ def shared(prompts: Prompts) -> pl.DataFrame:
     lookup found it in the cache.
     """
     size = pl.col("block_size")
-    lookups = prompts.asked.lazy().drop_nulls("request")
     # The last token is always computed, so a block that ends with it is never found.
-    asked = lookups.select(
+    asked = prompts.asked.drop_nulls("request").select(
         "request",
         "in_window",
-        reach=(pl.col("query_tokens") - 1) // size,
-        hit=pl.col("hit_tokens") // size,
+        reach=((pl.col("query_tokens") - 1) // size).cast(pl.Int32),
+        hit=(pl.col("hit_tokens") // size).cast(pl.Int32),
     )
-    known = spans(prompts).lazy().join(asked, on="request", how="left")
+    known = spans(prompts).join(asked, on="request", how="left").sort("order")
+    used = _by_admission(prompts, known)
+
+    def of_request(name: str) -> pl.Series:
+        return known[name].gather(used["at"])
+
+    same = pl.col("key") == pl.col("key").shift(1)
+    in_reach = (
+        pl.col("in_prompt") & of_request("in_window") & (pl.col("index") < of_request("reach"))
+    )
+    return used.select(
+        "key",
+        "index",
+        of_request("request"),
+        of_request("order"),
+        of_request("begin_sec"),
+        of_request("end_sec"),
+        asked=in_reach.fill_null(value=False),
+        found=(pl.col("index") < of_request("hit")).fill_null(value=False),
+    ).with_columns(
+        previous_sec=pl.when(same).then(pl.col("begin_sec").shift(1)),
+        latest_sec=pl.when(same).then(pl.col("end_sec").cum_max().over("key").shift(1)),
+    )
+
+
+def _by_admission(prompts: Prompts, known: pl.DataFrame) -> pl.DataFrame:
+    """``key``, ``index`` and ``in_prompt`` of the contents that several requests used, and the row
+    ``at`` which each request is in ``known``, by content and admission: what is sorted is kept
+    narrow, as it can be millions of rows."""
     made = prompts.contents.lazy().filter("made")
     keys = made.select("key").collect()["key"].sort(in_place=True)
     again = keys.filter(keys == keys.shift(1))
     several = again.filter(again.ne_missing(again.shift(1)))
-    same = pl.col("key") == pl.col("key").shift(1)
-    in_reach = pl.col("in_prompt") & pl.col("in_window") & (pl.col("index") < pl.col("reach"))
-    used = (
-        made.join(pl.LazyFrame({"key": several}), on="key", how="semi")
-        .join(known, on="request")
-        .collect()
-    )
+    # One column after the other takes a fifth of the time of both at once, which is what a lazy
+    # frame makes of it.
     return (
-        # One column after the other takes a fifth of the time of both at once, which is what a
-        # lazy frame makes of it.
-        used.sort("order")
+        made.join(pl.LazyFrame({"key": several}), on="key", how="semi")
+        .join(known.lazy().select("request").with_row_index("at"), on="request")
+        .select("key", "index", "in_prompt", "at")
+        .collect()
+        .sort("at")
         .sort("key", maintain_order=True)
-        .select(
-            "key",
-            "request",
-            "order",
-            "index",
-            "begin_sec",
-            "end_sec",
-            previous_sec=pl.when(same).then(pl.col("begin_sec").shift(1)),
-            latest_sec=pl.when(same).then(pl.col("end_sec").cum_max().over("key").shift(1)),
-            asked=in_reach.fill_null(value=False),
-            found=(pl.col("index") < pl.col("hit")).fill_null(value=False),
-        )
     )
 
 

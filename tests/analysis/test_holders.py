@@ -57,7 +57,7 @@ def test_the_oldest_holders_and_their_ages(session: SessionBuilder) -> None:
         Holder("back", 0, 7, 4, since_sec=6, age_sec=4),
     )
     assert (found.requests, found.blocks, found.held_blocks) == (2, 12, 12)
-    assert (found.leaked_blocks, found.at_least, found.idle_sec) == (0, True, 0)
+    assert (found.leaked_blocks, found.at_least, found.idle_sec) == (0, True, None)
     assert found.suspects == ()
 
 
@@ -93,6 +93,21 @@ def test_blocks_of_nobody_that_lives_are_a_leak(session: SessionBuilder) -> None
     assert found.suspects == (Suspect("lost", 0, 2, 3),)
 
 
+def test_an_engine_is_idle_only_with_all_the_others(session: SessionBuilder) -> None:
+    """Engine 0 is idle from 4 s on with two blocks held; engine 1 from 7 s on with one."""
+    for engine, since, held in ((0, 4, 2), (1, 7, 1)):
+        session.usage((1, 9), engine=engine)
+        session.usage((since, held), running_reqs=0, engine=engine)
+    session.rows("kv_cache_allocations.csv", move(1, "allocate", "r", 9), move(4, "free", "r", 7))
+    session.requests(ended("r", 4))
+    found = holders_of(session)
+    assert found is not None
+    assert (found.held_blocks, found.leaked_blocks, found.idle_sec) == (3, 3, 3)
+    before = holders_of(session, at_sec=5)
+    assert before is not None
+    assert (before.held_blocks, before.leaked_blocks, before.idle_sec) == (11, 0, None)
+
+
 def test_a_leak_beside_requests_that_share_is_at_least_so_large(session: SessionBuilder) -> None:
     """20 are held; a and b have eight and seven, of which b took three up, maybe a's."""
     session.usage((1, 20), running_reqs=2)
@@ -104,7 +119,7 @@ def test_a_leak_beside_requests_that_share_is_at_least_so_large(session: Session
     )
     found = holders_of(session)
     assert found is not None
-    assert (found.leaked_blocks, found.at_least, found.idle_sec) == (5, True, 0)
+    assert (found.leaked_blocks, found.at_least, found.idle_sec) == (5, True, None)
 
 
 @pytest.mark.parametrize("name", ["=1+1", "two\nlines", "-", 'a "b", c', "é\u2028"])

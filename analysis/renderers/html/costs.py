@@ -83,7 +83,7 @@ def _rent(report: Report) -> Chart:
     phases = (
         ("until its first token", [renter.waiting for renter in rent.top], "regret"),
         ("answering", [renter.decoding for renter in rent.top], "held"),
-        ("not ended", [renter.running for renter in rent.top], "purple"),
+        ("not ended", [renter.running for renter in rent.top], "free"),
         ("kept after its end", [renter.kept for renter in rent.top], "cached"),
     )
     parts = [Part(name, values, colour) for name, values, colour in phases if any(values)]

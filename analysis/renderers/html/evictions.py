@@ -20,7 +20,7 @@ from analysis.renderers.html.report import Report
 
 NOTHING = "No cached block was evicted."
 
-_COLOURS = {"reallocated": "cached", "explicit": "purple", "reset": "held"}
+_COLOURS = {"reallocated": "cached", "explicit": "held", "reset": "free"}
 _REASONS = {
     "reallocated": "their room was needed",
     "explicit": "vLLM was asked to evict them",

@@ -104,7 +104,7 @@ def _load(report: Report) -> Chart:
         "data": [
             *band(x, pools.usage.low, pools.usage.high, "held"),
             line("usage", x, pools.usage.mean, "held"),
-            *_requests("running", x, pools.running, "green"),
+            *_requests("running", x, pools.running, "purple"),
             *_requests("waiting", x, pools.waiting, "regret"),
             {
                 "type": "scatter",

@@ -45,7 +45,7 @@ def _figure(timeline: Timeline, bins: Bins) -> Figure:
     spans = timeline.spans
     text = [_hover(span) for span in spans]
     phases = (
-        ("waiting", "regret", [(span.arrived_sec, _admitted(span)) for span in spans]),
+        ("waiting", "free", [(span.arrived_sec, _admitted(span)) for span in spans]),
         ("until its first token", "cached", [(_admitted(span), _first(span)) for span in spans]),
         ("answering", "held", [(_first(span), span.ended_sec) for span in spans]),
     )

@@ -40,7 +40,7 @@ def _by_whom(holders: Holders) -> str:
 def _leak(holders: Holders) -> Iterator[Line]:
     least = "at least " if holders.at_least else ""
     why = "held by nobody that lives"
-    if holders.idle_sec:
+    if holders.idle_sec is not None:
         why += f": nothing had run or waited for {duration(holders.idle_sec)}"
     yield from row("Leaked", f"{least}{holders.leaked_blocks:,} blocks", why)
     for suspect in holders.suspects[:SHOWN]:

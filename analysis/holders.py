@@ -73,48 +73,96 @@ class Holders:
     suspects: tuple[Suspect, ...]
 
 
+class Collected:
+    """What the requests that had not ended at a moment hold, of the allocations seen so far."""
+
+    def __init__(
+        self,
+        session: Session,
+        facts: Facts,
+        usage: Usage,
+        pools: States,
+        *,
+        at_sec: float | None = None,
+    ) -> None:
+        self._session = session
+        # The tables' own precision: a session's end comes from a wall clock.
+        self._at = round(session.end_sec if at_sec is None else at_sec, 6)
+        micros = round(self._at * 1e6)
+        states = [part.filter(pl.col("micros") <= micros) for part in pools.by_engine.values()]
+        known = [part for part in states if not part.is_empty()]
+        self._is_told = bool(known) and block_size_of(facts, usage) is not None
+        self._held = sum(int(part["held"][-1]) for part in known)
+        idle = [since for part in known if (since := _idle_since(part)) is not None]
+        self._idle_sec = self._at - max(idle) if idle and len(idle) == len(known) else None
+        self._ended = _ended(session, self._at)
+        self._moves: list[pl.DataFrame] = []
+
+    def add(self, batch: pl.DataFrame) -> None:
+        if self._is_told:
+            moves = _moves(batch.lazy(), self._at).select(*_NAME, *_MOVED)
+            living = moves.join(self._ended.lazy(), on=_NAME, how="anti", maintain_order="left")
+            self._moves.append(living.collect())
+
+    def result(self) -> Holders | None:
+        """The holders; None where the session cannot tell: with several KV cache groups or
+        pools, or without a usage row.
+
+        Raises:
+            SessionError: a table cannot be read.
+
+        """
+        if not self._is_told:
+            return None
+        at, idle_sec = self._at, self._idle_sec
+        living = _living(pl.concat(self._moves), at) if self._moves else _NOBODY
+        blocks = int(living["blocks"].sum())
+        # While something runs, the tables must name it; while they are written, they do not all
+        # reach equally far.
+        told = idle_sec is not None or (self._session.state != "running" and not living.is_empty())
+        leaked = max(0, self._held - blocks) if told else 0
+        return Holders(
+            at_sec=at,
+            held_blocks=self._held,
+            requests=living.height,
+            blocks=blocks,
+            oldest=tuple(Holder(*row) for row in living.head(SHOWN).iter_rows()),
+            leaked_blocks=leaked,
+            at_least=int(living["reused_blocks"].sum()) > 0,
+            idle_sec=idle_sec,
+            suspects=_suspects(self._session, at, self._ended) if leaked else (),
+        )
+
+
+_NAME = ["engine", "request_id"]
+_MOVED = ["timestamp_sec", "event", "num_blocks"]
+COLUMNS = (*_NAME, *_MOVED)
+
+_NOBODY = pl.DataFrame(
+    schema={
+        "request_id": pl.String,
+        "engine": pl.Int64,
+        "blocks": pl.Int64,
+        "reused_blocks": pl.Int64,
+        "since_sec": pl.Float64,
+        "age_sec": pl.Float64,
+    }
+)
+
+
 def measure(
     session: Session, facts: Facts, usage: Usage, pools: States, *, at_sec: float | None = None
 ) -> Holders | None:
-    """Who held blocks at a moment, the session's end if none is given; None where the session
-    cannot tell: with several KV cache groups or pools, or without a usage row.
+    """Who held blocks at a moment, the session's end if none is given, as ``Collected`` tells.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    # The tables' own precision: a session's end comes from a wall clock.
-    at = round(session.end_sec if at_sec is None else at_sec, 6)
-    if block_size_of(facts, usage) is None:
-        return None
-    states = [
-        until
-        for states in pools.by_engine.values()
-        if not (until := states.filter(pl.col("micros") <= round(at * 1e6))).is_empty()
-    ]
-    if not states:
-        return None
-    ended = _ended(session, at)
-    living = _living(session, at, ended)
-    held = sum(int(until["held"][-1]) for until in states)
-    blocks = int(living["blocks"].sum())
-    idle = [since for until in states if (since := _idle_since(until)) is not None]
-    idle_sec = at - max(idle) if len(idle) == len(states) else None
-    # While something runs, the tables must name it; while they are written, they do not all reach
-    # equally far.
-    told = idle_sec is not None or (session.state != "running" and not living.is_empty())
-    leaked = max(0, held - blocks) if told else 0
-    return Holders(
-        at_sec=at,
-        held_blocks=held,
-        requests=living.height,
-        blocks=blocks,
-        oldest=tuple(Holder(*row) for row in living.head(SHOWN).iter_rows()),
-        leaked_blocks=leaked,
-        at_least=int(living["reused_blocks"].sum()) > 0,
-        idle_sec=idle_sec,
-        suspects=_suspects(session, at, ended) if leaked else (),
-    )
+    collected = Collected(session, facts, usage, pools, at_sec=at_sec)
+    for batch in session.batches(TABLE, COLUMNS, history=True):
+        collected.add(batch)
+    return collected.result()
 
 
 def _idle_since(states: pl.DataFrame) -> float | None:
@@ -135,18 +183,9 @@ def _ended(session: Session, at: float) -> pl.DataFrame:
     )
 
 
-def _living(session: Session, at: float, ended: pl.DataFrame) -> pl.DataFrame:
+def _living(moves: pl.DataFrame, at: float) -> pl.DataFrame:
     """A row for each request that had not ended and held blocks: the fields of ``Holder``, the
     oldest first."""
-    moves = session.collect(
-        TABLE,
-        lambda table: (
-            _moves(table, at)
-            .join(ended.lazy(), on=["engine", "request_id"], how="anti", maintain_order="left")
-            .select("engine", "request_id", "timestamp_sec", "event", "num_blocks")
-        ),
-        history=True,
-    )
     number, event = pl.int_range(pl.len()), pl.col("event")
     kept = number > number.filter(event == "free").max().fill_null(-1)
     blocks, time = pl.col("num_blocks"), pl.col("timestamp_sec")

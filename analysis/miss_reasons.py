@@ -106,24 +106,19 @@ class HandedOut:
 
     def add(self, batch: pl.DataFrame) -> None:
         self.parts.append(
-            batch.filter(pl.col("event") == "allocate")
-            .group_by("engine", "timestamp_sec")
-            .agg(pl.col("num_blocks").sum())
+            batch.lazy()
+            .filter(pl.col("event") == "allocate")
+            .select(pl.col("engine").cast(pl.Int32), "timestamp_sec", "num_blocks")
+            .collect()
         )
 
     def result(self) -> pl.DataFrame:
-        """``engine``, ``timestamp_sec``, and blocks handed out ``before`` it and up to ``after``
-        it, in order of time."""
-        empty = pl.DataFrame(
-            schema={"engine": pl.Int64, "timestamp_sec": pl.Float64, "num_blocks": pl.Int64}
-        )
-        after = pl.col("num_blocks").cum_sum().over("engine")
-        return (
-            pl.concat([empty, *self.parts])
-            .group_by("engine", "timestamp_sec")
-            .agg(pl.col("num_blocks").sum())
-            .sort("timestamp_sec")
-            .select("engine", "timestamp_sec", before=after - pl.col("num_blocks"), after=after)
+        """``engine``, ``timestamp_sec`` and the blocks ``handed_out`` up to then, by time."""
+        schema = {"engine": pl.Int32, "timestamp_sec": pl.Float64, "num_blocks": pl.Int64}
+        rows = pl.concat([pl.DataFrame(schema=schema), *self.parts])
+        self.parts.clear()
+        return rows.sort("timestamp_sec", maintain_order=True).select(
+            "engine", "timestamp_sec", handed_out=pl.col("num_blocks").cum_sum().over("engine")
         )
 
 
@@ -210,28 +205,40 @@ def with_shortfall(blocks: pl.DataFrame, handed_out: pl.DataFrame) -> pl.DataFra
     """
     evicted = pl.col("reason") == "capacity"
     other = blocks.filter(~evicted).group_by("lookup").agg(first_other=pl.col("index").min())
-    lost = blocks.filter(evicted).with_columns(engine=pl.col("key") % ENGINES)
-    until = lost.sort("timestamp_sec").join_asof(
-        handed_out.select("engine", "timestamp_sec", "after"),
-        on="timestamp_sec",
-        by="engine",
-        check_sortedness=False,
+    lost = blocks.filter(evicted).select(
+        "lookup",
+        "index",
+        "timestamp_sec",
+        "evicted_sec",
+        "evicting_request",
+        engine=(pl.col("key") % ENGINES).cast(pl.Int32),
     )
-    since = until.sort("evicted_sec").join_asof(
-        handed_out.select("engine", "before", evicted_sec="timestamp_sec"),
-        on="evicted_sec",
-        by="engine",
-        check_sortedness=False,
-    )
+
+    def up_to(moment: str, *, inclusive: bool) -> pl.Series:
+        """Blocks handed out on each block's engine up to this moment of its own."""
+        moments = lost.select("engine", timestamp_sec=moment).with_row_index("row")
+        return (
+            moments.sort("timestamp_sec")
+            .join_asof(
+                handed_out,
+                on="timestamp_sec",
+                by="engine",
+                allow_exact_matches=inclusive,
+                check_sortedness=False,
+            )
+            .sort("row")["handed_out"]
+            .fill_null(0)
+        )
+
+    since = up_to("timestamp_sec", inclusive=True) - up_to("evicted_sec", inclusive=False)
     reachable = pl.col("first_other").is_null() | (pl.col("index") < pl.col("first_other"))
     return (
-        since.join(other, on="lookup", how="left")
+        lost.with_columns(since=since)
+        .join(other, on="lookup", how="left")
         .sort("lookup", "index")
         .with_columns(
             late_sec=pl.col("timestamp_sec") - pl.col("evicted_sec"),
-            more_blocks=pl.when(reachable).then(
-                (pl.col("after") - pl.col("before")).cum_max().over("lookup")
-            ),
+            more_blocks=pl.when(reachable).then(pl.col("since").cum_max().over("lookup")),
         )
     )
 

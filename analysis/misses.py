@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from analysis.prompts import ENGINES, KEY, Prompts
+from analysis.prompts import ENGINES, KEY, Prompts, parts
 
 REASONS = (
     "compulsory",
@@ -122,12 +122,18 @@ def missed(prompts: Prompts) -> pl.DataFrame:
         "first_missed",
         beyond=pl.col("full_blocks") - pl.col("ends_prompt").cast(pl.Int64),
     )
+    return pl.concat(
+        _missed(_holders(part, prompts.runs), lookups) for part in parts(prompts.contents)
+    )
+
+
+def _missed(holders: pl.DataFrame, lookups: pl.LazyFrame) -> pl.DataFrame:
     before = pl.col("key") == pl.col("key").shift(1)
-    latest = pl.col("computing_sec").cum_max().over("key")
-    held = _holders(prompts).sort("order").sort("key", maintain_order=True)
+    # One column after the other takes a fifth of the time that a lazy frame takes.
     return (
-        # One column after the other takes a fifth of the time that a lazy frame takes.
-        held.with_columns(latest_sec=latest)
+        holders.sort("order")
+        .sort("key", maintain_order=True)
+        .with_columns(latest_sec=pl.col("computing_sec").cum_max().over("key"))
         .with_columns(
             computing=pl.when(pl.col("computing_sec") == pl.col("latest_sec"))
             .then("request")
@@ -155,7 +161,7 @@ def missed(prompts: Prompts) -> pl.DataFrame:
 _NEVER = -1.0
 
 
-def _holders(prompts: Prompts) -> pl.DataFrame:
+def _holders(contents: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """Which requests computed the contents that several have, in which run, and when.
 
     ``computing_sec``: until when it was being computed; ``made_sec``: since when it was there,
@@ -164,14 +170,14 @@ def _holders(prompts: Prompts) -> pl.DataFrame:
     first_token = pl.col("first_token_sec")
     in_prefill = first_token.is_between("begin_sec", "end_sec") & pl.col("in_prompt")
     return (
-        prompts.contents.lazy()
+        contents.lazy()
         .join(
-            _several(prompts.contents).lazy(),
+            _several(contents).lazy(),
             left_on=pl.col("key") // ENGINES,
             right_on="content",
             how="semi",
         )
-        .join(prompts.runs.lazy(), on="request")
+        .join(runs.lazy(), on="request")
         .select(
             "key",
             "order",
@@ -271,7 +277,8 @@ def _other_ranks(
     found = [pl.DataFrame(schema={"lookup": pl.UInt32, "index": pl.UInt32, "rank": pl.Int64})]
     ranks = prompts.asked["engine"].unique().sort().to_list()
     if len(ranks) > 1:
-        made = _holders(prompts).select("key", "made_sec").drop_nulls().sort("made_sec")
+        holders = _holders(prompts.contents, prompts.runs)
+        made = holders.select("key", "made_sec").drop_nulls().sort("made_sec")
         lacking = blocks.filter(pl.col("made_sec").is_null()).drop("made_sec")
         for rank in ranks:
             there = (

@@ -8,6 +8,7 @@ preempted has several runs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -44,6 +45,8 @@ class Prompts:
     runs: pl.DataFrame
     contents: pl.DataFrame
 
+
+_PART = 1_000_000
 
 COLUMNS = (
     "timestamp",
@@ -94,6 +97,14 @@ class Collected:
         self.contents.clear()
         admissions = _admissions(session, requests)
         return Prompts(_asked(session, requests, admissions), _runs(session, admissions), contents)
+
+
+def parts(contents: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The contents in pieces of a million or so, each with all that has the same content id: what
+    is worked out for each content takes that much less memory."""
+    count = 1 + contents.height // _PART
+    for number in range(count):
+        yield contents.filter(pl.col("key") // ENGINES % count == number)
 
 
 def read(session: Session) -> Prompts:

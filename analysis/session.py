@@ -26,6 +26,8 @@ from analysis.find import JOURNAL, METADATA, find_session
 from analysis.reading import Extent, csv_schema, extent, frames, last_line
 from analysis.tables import FORMAT_VERSION, TABLES, Table
 
+_ROWS = 100_000
+
 State = Literal["complete", "running", "cut off"]
 
 
@@ -85,7 +87,7 @@ class Session:
         def read(
             wanted: list[str] | None, predicate: pl.Expr | None, rows: int | None, _: int | None
         ) -> Iterator[pl.DataFrame]:
-            for frame in frames(self._path(known), known, part, wanted or columns):
+            for frame in self._frames(known, wanted or columns):
                 taken = frame if rows is None else frame.head(rows)
                 yield taken if predicate is None else taken.filter(predicate)
                 if rows is not None:
@@ -128,9 +130,29 @@ class Session:
         with self._reading(known):
             every = history or not self.begin_sec
             wanted = columns if every else list(dict.fromkeys([*columns, known.time]))
-            for frame in frames(self._path(known), known, self._extent(known), wanted):
+            for frame in self._frames(known, wanted):
                 self._check(known, frame)
                 yield frame if every else frame.filter(self._in_window(known)).select(columns)
+
+    def _frames(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        if table.is_csv or any(column in table.lists for column in columns):
+            yield from frames(self._path(table), table, self._extent(table), columns)
+        else:
+            yield from self._short_columns(table).select(columns).iter_slices(_ROWS)
+
+    def _short_columns(self, table: Table) -> pl.DataFrame:
+        """What of a JSON-lines table is no list, which is a small part of it: JSON is slow to
+        read, and many ask for a few of its columns."""
+        if table.name not in self._read_columns:
+            columns = [column for column in table.columns if column not in table.lists]
+            empty = pl.DataFrame(schema={column: table.columns[column] for column in columns})
+            parts = frames(self._path(table), table, self._extent(table), columns)
+            self._read_columns[table.name] = pl.concat([empty, *parts])
+        return self._read_columns[table.name]
+
+    @cached_property
+    def _read_columns(self) -> dict[str, pl.DataFrame]:
+        return {}
 
     @cached_property
     def end_sec(self) -> float:

@@ -50,6 +50,7 @@ from analysis.lifetimes import Lifetimes
 from analysis.miss_reasons import MissReasons
 from analysis.preemptions import Preemptions
 from analysis.prefix_cache import PrefixCache
+from analysis.prompts import Prompts
 from analysis.rent import Rent
 from analysis.requests import Requests
 from analysis.scheduling import Scheduling
@@ -115,34 +116,21 @@ def summarize(session: Session) -> Summary:
     known = facts.read(session)
     used = usage.measure(session)
     stepped = _stepped(session, known, used)
-    prompted, begun = prompts.Collected(), families.Collected()
-    _read_requests(session, prompted, begun)
-    known_prompts = prompted.result(session)
-    missed = misses.missed(known_prompts)
-    lost = misses.Evicted(misses.wanted(missed))
+    known_prompts, prefix_families = _read_requests(session, known)
     known_runs = runs.named(session, known_prompts)
     preempted = preemptions.victims(known_runs, known_prompts, session.begin_sec)
     watched = _Watched(
-        lifetimes.Collected(),
-        evictions.Counted(),
-        preemptions.Taken(preempted),
-        rent.Kept(session.begin_sec),
+        evictions.Counted(), preemptions.Taken(preempted), rent.Kept(session.begin_sec)
     )
-    _read_evictions(session, lost, watched)
-    lived = watched.lived.result()
-    missed = misses.classify(
-        missed,
-        known_prompts,
-        lost.result(),
-        group=known.full_attention_group,
-        drops_hit_block=bool(known.scheduler.drops_hit_unit),
-    )
-    for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
-    counted = watched.counted
+    missed, lived = _read_evictions(session, known, known_prompts, watched)
     moved = allocations.Counted()
     held = rent.Held(known_runs, session.begin_sec, session.end_sec)
     handed_out = miss_reasons.HandedOut()
-    _read_allocations(session, moved, held, handed_out)
+    _read_allocations(session, moved, (held, handed_out, stepped.holders))
+    reasons = miss_reasons.measure(known_prompts, missed, handed_out.result())
+    for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
+    # Each has a row for every block that was missed, or every step: they go before more comes.
+    del missed, handed_out
     used_again = uses.shared(known_prompts)
     returned = uses.returns(used_again)
     found = Summary(
@@ -152,23 +140,23 @@ def summarize(session: Session) -> Summary:
         usage=used,
         allocations=moved.result(),
         lifetimes=lived,
-        evictions=counted.result(session, known, for_capacity),
+        evictions=watched.counted.result(session, known, for_capacity),
         groups=groups.measure(session, known),
         ages=ages.measure(used_again, lived),
         blame=blame.measure(
-            for_capacity, known_prompts, used_again, returned, counted.by_evictor()
+            for_capacity, known_prompts, used_again, returned, watched.counted.by_evictor()
         ),
         sharing=sharing.measure(session, known_prompts, used_again, used),
         rent=rent.measure(session, known, known_prompts, used_again, returned, held, watched.kept),
         prefix_cache=prefix_cache.measure(session),
-        misses=miss_reasons.measure(known_prompts, missed, handed_out.result()),
-        families=begun.result(session, known),
+        misses=reasons,
+        families=prefix_families,
         requests=requests.measure(session),
         preemptions=preemptions.measure(session, known, preempted, watched.taken),
         admission=admission.measure(session, known, used),
         waiting=stepped.waiting,
         scheduling=stepped.scheduling,
-        holders=stepped.holders,
+        holders=stepped.holders.result(),
         fragmentation=fragmentation.measure(session, known, used),
         cost=facts.cost(session),
     )
@@ -181,7 +169,7 @@ class _Stepped:
 
     waiting: Waiting
     scheduling: Scheduling
-    holders: Holders | None
+    holders: holders.Collected
 
 
 def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
@@ -196,52 +184,57 @@ def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
     return _Stepped(
         waited.result(),
         scheduled.result(),
-        holders.measure(session, known, used, pools),
+        holders.Collected(session, known, used, pools),
     )
 
 
-def _read_requests(
-    session: Session, prompted: prompts.Collected, begun: families.Collected
-) -> None:
+def _read_requests(session: Session, known: Facts) -> tuple[Prompts, Families]:
     """Go through requests.jsonl once; what was asked for in the warm-up explains what was found
     after it."""
+    prompted, begun = prompts.Collected(), families.Collected()
     columns = dict.fromkeys([*prompts.COLUMNS, *families.COLUMNS])
     for batch in session.batches(prompts.TABLE, list(columns), history=True):
         prompted.add(batch)
         begun.add(batch.filter(pl.col("timestamp") >= 1e3 * session.begin_sec))
+    return prompted.result(session), begun.result(session, known)
 
 
 def _read_allocations(
     session: Session,
     moved: allocations.Counted,
-    held: rent.Held,
-    handed_out: miss_reasons.HandedOut,
+    others: tuple[rent.Held, miss_reasons.HandedOut, holders.Collected],
 ) -> None:
     """Go through kv_cache_allocations.csv once; what requests got in the warm-up they may hold
     after it."""
-    columns = dict.fromkeys([*allocations.COLUMNS, *rent.COLUMNS, *miss_reasons.COLUMNS])
+    columns = dict.fromkeys(
+        [*allocations.COLUMNS, *rent.COLUMNS, *miss_reasons.COLUMNS, *holders.COLUMNS]
+    )
     for batch in session.batches(allocations.TABLE, list(columns), history=True):
         moved.add(batch.filter(pl.col("timestamp_sec") >= session.begin_sec))
-        held.add(batch)
-        handed_out.add(batch)
+        for collector in others:
+            collector.add(batch)
 
 
 @dataclass(frozen=True)
 class _Watched:
     """What sees the evictions of the session, warm-up left out."""
 
-    lived: lifetimes.Collected
     counted: evictions.Counted
     taken: preemptions.Taken
     kept: rent.Kept
 
 
-def _read_evictions(session: Session, lost: misses.Evicted, watched: _Watched) -> None:
-    """Go through kv_cache_evictions.csv once: it is the largest table.
+def _read_evictions(
+    session: Session, known: Facts, known_prompts: Prompts, watched: _Watched
+) -> tuple[pl.DataFrame, Lifetimes]:
+    """The missed blocks with their reasons, and how long blocks lived.
 
-    What was lost during warm-up explains misses after it, so ``lost`` sees these rows, too.
+    It goes through kv_cache_evictions.csv once: it is the largest table. What was lost during
+    warm-up explains misses after it.
     """
-    collectors = (watched.lived, watched.counted, watched.taken, watched.kept)
+    missed = misses.missed(known_prompts)
+    lost, lived = misses.Evicted(misses.wanted(missed)), lifetimes.Collected()
+    collectors = (lived, watched.counted, watched.taken, watched.kept)
     columns = dict.fromkeys(
         [
             *lifetimes.COLUMNS,
@@ -256,6 +249,15 @@ def _read_evictions(session: Session, lost: misses.Evicted, watched: _Watched) -
         counted = batch.filter(pl.col("timestamp_sec") >= session.begin_sec)
         for collector in collectors:
             collector.add(counted)
+    lifetimes_found = lived.result()
+    classified = misses.classify(
+        missed,
+        known_prompts,
+        lost.result(),
+        group=known.full_attention_group,
+        drops_hit_block=bool(known.scheduler.drops_hit_unit),
+    )
+    return classified, lifetimes_found
 
 
 def _about(session: Session) -> About:

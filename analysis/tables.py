@@ -16,6 +16,13 @@ FORMAT_VERSION = 1
 """The version of the session format that this analyzer reads."""
 
 
+_SECONDS = pl.Float64
+_COUNT = pl.Int64
+_NUMBER = pl.Int64
+_TEXT = pl.String
+_IDS = pl.List(pl.Int64)
+
+
 @dataclass(frozen=True)
 class Table:
     """One file of a session: ``columns`` maps name to type, ``required`` are never empty."""
@@ -32,12 +39,10 @@ class Table:
     def is_csv(self) -> bool:
         return self.file.endswith(".csv")
 
-
-_SECONDS = pl.Float64
-_COUNT = pl.Int64
-_NUMBER = pl.Int64
-_TEXT = pl.String
-_IDS = pl.List(pl.Int64)
+    @property
+    def lists(self) -> frozenset[str]:
+        """The columns that hold a list in each row."""
+        return frozenset(name for name, kind in self.columns.items() if kind == _IDS)
 
 
 def _csv(name: str, columns: Mapping[str, type[pl.DataType]], *required: str) -> Table:

@@ -8,6 +8,7 @@ Every second request finds its family's blocks; the others come after they have 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ def write(folder: Path, evictions: int) -> None:
         started_at="2026-01-31T12:00:00.000000Z",
         ended_at="2026-01-31T13:00:00.000000Z",
     )
-    (folder / "requests.jsonl").touch()
-    tables = {name: open(folder / name, "wb") for name in COLUMNS}
-    try:
+    with ExitStack() as files:
+        tables = {name: files.enter_context(open(folder / name, "wb")) for name in COLUMNS}
+        lines = files.enter_context(open(folder / "requests.jsonl", "wb"))
         for name, file in tables.items():
             file.write(f"{COLUMNS[name]}\n".encode())
         for first in range(0, requests, _CHUNK):
@@ -51,11 +52,7 @@ def write(folder: Path, evictions: int) -> None:
                     pl.col(column) if column in frame.columns else pl.lit(None).alias(column)
                     for column in columns
                 ).write_csv(tables[name], include_header=False, float_precision=6)
-            with open(folder / "requests.jsonl", "ab") as file:
-                part.requests().write_ndjson(file)
-    finally:
-        for file in tables.values():
-            file.close()
+            part.requests().write_ndjson(lines)
 
 
 class _Part:
@@ -136,7 +133,9 @@ class _Part:
         events = ["allocate", "cache"] * (1 + answers) + ["free"]
         blocks = [PROMPT, PROMPT] + [1, 1] * answers + [BLOCKS]
         moments = np.concatenate([[0.1, 0.1], np.repeat(np.linspace(0.3, 0.85, answers), 2), [0.9]])
-        evicted = [count if event == "allocate" else 0 for event, count in zip(events, blocks)]
+        evicted = [
+            count if event == "allocate" else 0 for event, count in zip(events, blocks, strict=True)
+        ]
         count = len(self.numbers)
         return {
             "timestamp_sec": self._at(moments),
@@ -217,7 +216,8 @@ def _content(numbers: np.ndarray, kind: int) -> np.ndarray:
     mixed = (numbers.astype(np.uint64) * np.uint64(4) + np.uint64(kind)) * np.uint64(
         0x9E3779B97F4A7C15
     )
-    return (mixed >> np.uint64(11)).astype(np.int64)
+    ids: np.ndarray = (mixed >> np.uint64(11)).astype(np.int64)
+    return ids
 
 
 def _of_engine(count: int) -> dict[str, Any]:

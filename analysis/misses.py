@@ -261,7 +261,13 @@ def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:
     return (
         blocks.sort("timestamp_sec")
         .join_asof(
-            lost, left_on="timestamp_sec", right_on="evicted_sec", by="key", check_sortedness=False
+            lost,
+            left_on="timestamp_sec",
+            right_on="evicted_sec",
+            by="key",
+            # What the request itself evicts comes after its lookup.
+            allow_exact_matches=False,
+            check_sortedness=False,
         )
         .with_columns(
             pl.when(since).then(pl.col(name)).alias(name)

@@ -255,6 +255,7 @@ def _with_preemptions(session: Session, runs: pl.DataFrame) -> pl.DataFrame:
             left_on="next_sec",
             right_on="preempted_sec",
             by=names,
+            allow_exact_matches=False,
             check_sortedness=False,
         )
         .with_columns(

@@ -68,7 +68,7 @@ def test_a_group_that_lacks_the_block_holds_the_others_back(bench: Bench) -> Non
     )
     shared = tokens(1, 20 * 16)
     engine.run(bench.request("first", shared + tokens(2, 20 * 16), 2))
-    engine.run(bench.request("noise", tokens(3, 60 * 16), 2))
+    engine.run(bench.request("noise", tokens(3, 76 * 16), 2))
     engine.run(bench.request("second", shared + tokens(4, 100), 2))
     summary, said = told(engine.end())
     held_back = summary.misses.by_reason["held back"]

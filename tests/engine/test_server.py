@@ -151,7 +151,7 @@ def test_an_aborted_request_tells_how_far_it_came(served: Served) -> None:
 
 def test_usage_is_what_vllms_gauge_shows(served: Served) -> None:
     recorded = {float(row["usage_pct"]) for row in engine.rows(served.session, "kv_cache_usage")}
-    assert len(served.usage_gauge) > 3, "the gauge was hardly seen to move"
+    assert len(served.usage_gauge) > 1, "the gauge was not seen to move"
     assert served.usage_gauge <= recorded | {0.0}
     assert engine.metric(served.metrics, "vllm:kv_cache_usage_perc") == 0
 

@@ -76,6 +76,16 @@ def test_a_group_that_lacks_the_block_holds_the_others_back(bench: Bench) -> Non
     assert "Held back: another group lacked it" in said
 
 
+def test_the_groups_share_the_blocks(bench: Bench) -> None:
+    """Situation 21: 401 blocks of 16 tokens are 6,416 tokens, of which two groups hold half."""
+    engine = bench.engine(400, specs=[full_attention(16), sliding_window(16, 40)])
+    engine.run(bench.request("r", tokens(1, 100), 1))
+    summary, said = told(engine.end())
+    assert summary.facts.kv_tokens == 3_208
+    assert "401 blocks of 16 tokens = 3,208 tokens of KV cache in 2 groups" in said
+    assert "The 2 groups share these blocks, and a token needs a place in each" in said
+
+
 def test_a_draft_head_costs_a_block_a_request_and_the_last_token_another(bench: Bench) -> None:
     """Situation 3: 64 tokens are four blocks. The last one holds the last token; of the three that
     are found the third is computed anew for the draft head."""

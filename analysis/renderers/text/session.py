@@ -24,6 +24,12 @@ def lines(about: About, facts: Facts) -> Iterator[Line]:
     yield from row("Versions", ", ".join(versions) or "unknown")
     yield from row("Engines", _engines(facts))
     yield from row("Pool", _pool(facts))
+    if len(facts.groups) > 1:
+        yield from row(
+            "",
+            f"The {len(facts.groups)} groups share these blocks, and a token needs a place in "
+            "each: blocks x tokens a block is more than fits.",
+        )
     if facts.max_concurrency is not None and facts.max_model_len is not None:
         # As vLLM prints it, so that a search in its log finds it.
         concurrency = (

@@ -48,6 +48,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use: ``python -m analysis`` must be able to say that Polars is missing."""
     if name == "measures":

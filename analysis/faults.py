@@ -13,11 +13,14 @@ import polars as pl
 
 from analysis.tables import Table
 
+_INT64 = (-(2**63), 2**63 - 1)
+
 
 def first_fault(path: Path, table: Table, end: int) -> tuple[int, str] | None:
     """The number of the first malformed line before the byte ``end`` and what is wrong with it,
     or None."""
     width = position = 0
+    last: dict[tuple[str, ...], float] = {}
     with open(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
             position += len(raw)
@@ -26,7 +29,7 @@ def first_fault(path: Path, table: Table, end: int) -> tuple[int, str] | None:
             if table.is_csv and number == 1:
                 width = raw.count(b",") + 1
                 continue
-            fault = next(_faults(raw, table, width), None)
+            fault = next(_faults(raw, table, width), None) or _disorder(raw, table, last)
             if fault:
                 return number, fault
     return None
@@ -56,27 +59,48 @@ def _csv_faults(line: str, table: Table, width: int) -> Iterator[str]:
         if not field:
             if column in table.required:
                 yield f"{column} is empty"
-        elif not _reads_as(field, dtype):
+        elif (value := _read_as(field, dtype)) is None:
             yield f"{column} is {_shown(field)}, not {_kind(dtype)}"
+        elif not _makes_sense(value, column, table):
+            yield f"{column} is {_shown(field)}, which is out of range"
 
 
-def _reads_as(field: str, dtype: Any) -> bool:
+def _disorder(raw: bytes, table: Table, last: dict[tuple[str, ...], float]) -> str | None:
+    """Whether the row, which has no other fault, is earlier than the ``last`` one alike."""
+    if not table.in_order:
+        return None
+    row = dict(zip(table.columns, next(csv.reader([raw.decode()])), strict=False))
+    key, time = tuple(row[column] for column in table.in_order), float(row[table.time])
+    before = last.get(key, time)
+    last[key] = time
+    if time >= before:
+        return None
+    alike = " and ".join(table.in_order)
+    return f"{table.time} is {time:.6f}, but an earlier row of the {alike} has {before:.6f}"
+
+
+def _read_as(field: str, dtype: Any) -> Any:
+    """The field's value, or None where it has none of this type."""
     try:
         if dtype == pl.Int64:
-            int(field)
-        elif dtype == pl.Float64:
-            float(field)
+            return int(field)
+        return float(field) if dtype == pl.Float64 else field
     except ValueError:
-        return False
-    return True
+        return None
+
+
+def _makes_sense(value: Any, column: str, table: Table) -> bool:
+    """Whether a number is one that the column may have."""
+    lowest, highest = table.bounds.get(column, _INT64)
+    return not isinstance(value, (int, float)) or lowest <= value <= highest
 
 
 def _json_faults(line: str, table: Table) -> Iterator[str]:
     if not line.strip():
         return
     try:
-        row = json.loads(line)
-    except ValueError as error:
+        row = json.loads(line, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
         yield f"not JSON ({error})"
         return
     if not isinstance(row, Mapping):
@@ -89,6 +113,12 @@ def _json_faults(line: str, table: Table) -> Iterator[str]:
                 yield f"{column} is missing"
         elif not _is(value, dtype):
             yield f"{column} is {_shown(json.dumps(value))}, not {_kind(dtype)}"
+        elif not all(_makes_sense(one, column, table) for one in _each(value)):
+            yield f"{column} is {_shown(json.dumps(value))}, which is out of range"
+
+
+def _each(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _is(value: Any, dtype: Any) -> bool:
@@ -99,6 +129,10 @@ def _is(value: Any, dtype: Any) -> bool:
     if isinstance(value, bool):
         return False
     return isinstance(value, int) or (dtype == pl.Float64 and isinstance(value, float))
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number")
 
 
 def _kind(dtype: Any) -> str:

@@ -26,7 +26,8 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
 }
 _RULE = re.compile(
-    r"\s*([A-Za-z]\w*)\s*(<=|>=|==|!=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(%|[a-z]*)\s*"
+    r"\s*([A-Za-z]\w*)\s*(<=|>=|==|!=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(%|[a-z]*)\s*",
+    re.ASCII,
 )
 _UNITS = {
     "share": {"%": 0.01},
@@ -98,7 +99,23 @@ def rule(text: str) -> Rule:
         known = " or ".join(factor for factor in factors if factor)
         allowed = f"it can be in {known}" if known else "write a plain number"
         raise RuleError(f"{text!r}: {name} cannot be in {unit!r}; {allowed}")
-    return Rule(measure, comparator, float(number) * factors[unit], " ".join(text.split()))
+    limit = float(number) * factors[unit]
+    _check_limit(text, measure, limit)
+    return Rule(measure, comparator, limit, " ".join(text.split()))
+
+
+def _check_limit(text: str, measure: Measure, limit: float) -> None:
+    """A limit that no value can reach would pass, or fail, whatever the session is."""
+    most = {"share": 1.0, "%": 100.0}.get(measure.unit, math.inf)
+    if not math.isfinite(limit):
+        raise RuleError(f"{text!r}: the limit is too large a number")
+    if limit > most:
+        percent = 100 * limit / most
+        meant = "write 0.4 or 40%" if measure.unit == "share" else "write 40 or 40%"
+        raise RuleError(
+            f"{text!r}: {measure.name} is at most 100 %, and the limit would be {percent:g} %; "
+            f"{meant} for 40 percent"
+        )
 
 
 def directed(only: Sequence[str] = ()) -> list[Measure]:

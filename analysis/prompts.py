@@ -34,7 +34,7 @@ class Prompts:
     the columns of ``analysis.lookups.COLUMNS``, ``order`` (of admissions), ``block_size``,
     ``in_window``; the prompt's full blocks that were not found are those from ``first_missed`` to
     before ``full_blocks``, of which the last one ``ends_prompt`` where that is true. ``request``
-    is null where the request has not ended.
+    is null where the request has not ended, or its row does not tell its contents.
     ``runs``: ``request``, ``order``, ``begin_sec``, ``end_sec``, ``first_token_sec``, ``last``
     (it is the request's last one), one row a run.
     ``contents``: ``key``, ``request``, ``index`` of every full block of every request, output
@@ -75,7 +75,13 @@ class Collected:
     count: int = 0
 
     def add(self, batch: pl.DataFrame) -> None:
-        numbered = batch.select(COLUMNS).with_row_index("request", offset=self.count)
+        full = pl.col("input_length") // pl.col("block_size")
+        told = (pl.col("block_size") > 0) & (pl.col("hash_ids").list.len() >= full)
+        numbered = (
+            batch.select(COLUMNS)
+            .with_columns(block_size=pl.when(told).then("block_size"))
+            .with_row_index("request", offset=self.count)
+        )
         self.count += batch.height
         self.requests.append(numbered.select(pl.exclude(_LISTS)))
         self.contents.append(_contents(numbered))
@@ -133,6 +139,7 @@ def _asked(session: Session, requests: pl.DataFrame, admissions: pl.DataFrame) -
         )
         .join(requests.select("request", "block_size"), on="request", how="left")
         .with_columns(
+            request=pl.when(size.is_not_null()).then("request"),
             in_window=pl.col("timestamp_sec") >= session.begin_sec,
             first_missed=found // size,
             full_blocks=pl.col("query_tokens") // size,

@@ -104,17 +104,26 @@ class Session:
     ) -> pl.DataFrame:
         """The result of a query over a table, computed by the streaming engine.
 
-        A required column of the table that comes back with an empty value is taken for what it
-        is: a line that is cut short.
+        What the query reads is checked on its way: a required value that is empty is a line that
+        is cut short, and a number out of bounds is damage.
 
         Raises:
             SessionError: the file cannot be read, or a line of it is malformed.
 
         """
         known = TABLES[table]
+        is_damaged = False
+
+        def checked(rows: pl.DataFrame) -> pl.DataFrame:
+            nonlocal is_damaged
+            is_damaged = is_damaged or _is_damaged(known, rows)
+            return rows
+
+        rows = self.scan(table, history=history).map_batches(checked, streamable=True)
         with self._reading(known):
-            result = query(self.scan(table, history=history)).collect(engine="streaming")
-        self._check(known, result)
+            result = query(rows).collect(engine="streaming")
+        if is_damaged:
+            raise self._malformed(known, _DAMAGED)
         return result
 
     def batches(
@@ -130,8 +139,10 @@ class Session:
         with self._reading(known):
             every = history or not self.begin_sec
             wanted = columns if every else list(dict.fromkeys([*columns, known.time]))
+            in_order = _InOrder(known, wanted)
             for frame in self._frames(known, wanted):
-                self._check(known, frame)
+                if _is_damaged(known, frame) or not in_order.goes_on(frame):
+                    raise self._malformed(known, _DAMAGED)
                 yield frame if every else frame.filter(self._in_window(known)).select(columns)
 
     def _frames(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
@@ -194,11 +205,6 @@ class Session:
             # The header, or a malformed line that reading the table will tell of.
             return 0.0
 
-    def _check(self, table: Table, frame: pl.DataFrame) -> None:
-        required = [column for column in table.required if column in frame.columns]
-        if any(frame[column].null_count() for column in required):
-            raise self._malformed(table, "a line is cut short")
-
     @contextmanager
     def _reading(self, table: Table) -> Iterator[None]:
         path = self._path(table)
@@ -222,6 +228,44 @@ class Session:
         )
 
 
+_DAMAGED = "a line is cut short, a number out of range, or a row earlier than those before it"
+
+
+def _is_damaged(table: Table, rows: pl.DataFrame) -> bool:
+    """Whether a required value is missing, or a number is not one that its column may have."""
+    sound = [
+        *(pl.col(name).is_not_null().all() for name in table.required if name in rows.columns),
+        *(
+            # NaN is above every number here.
+            pl.col(name).is_between(*bounds).all()
+            for name, bounds in table.bounds.items()
+            if name in rows.columns
+        ),
+    ]
+    return bool(sound) and not all(rows.select(pl.all_horizontal(*sound)).row(0))
+
+
+class _InOrder:
+    """The order of a table's rows, one frame after the other."""
+
+    def __init__(self, table: Table, columns: Sequence[str]) -> None:
+        self._time, self._alike = table.time, table.in_order
+        self._is_told = bool(self._alike) and {self._time, *self._alike} <= {*columns}
+        self._last: pl.DataFrame | None = None
+
+    def goes_on(self, frame: pl.DataFrame) -> bool:
+        """Whether each row is no earlier than the one before it that is alike."""
+        if not self._is_told:
+            return True
+        rows = frame.select(self._time, *self._alike)
+        if self._last is not None:
+            rows = pl.concat([self._last, rows])
+        self._last = rows.group_by(self._alike, maintain_order=True).last().select(rows.columns)
+        if rows[self._time].is_sorted():
+            return True
+        return not rows.select((pl.col(self._time).diff().over(self._alike) < 0).any()).item()
+
+
 def open_session(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -238,10 +282,14 @@ def open_session(
     request that follows the first ``after_requests`` ones. Where both are given, the later counts.
 
     Raises:
-        SessionError: no session there, its metadata cannot be read or is of another format, or
-            nothing is left of it.
+        SessionError: no session there, its metadata cannot be read or is of another format,
+            nothing is left of it, or the warm-up is not a number from 0 on.
 
     """
+    if not after_sec >= 0:
+        raise SessionError(f"after_sec is {after_sec}; give a number of seconds from 0 on")
+    if after_requests < 0:
+        raise SessionError(f"after_requests is {after_requests}; give a number from 0 on")
     session = _opened(find_session(path), complete=complete)
     begin_sec = max(after_sec, _arrival(session, after_requests))
     if begin_sec and begin_sec >= session.end_sec:

@@ -39,9 +39,11 @@ def _usage(summary: Summary) -> Iterator[str]:
     if usage is None or usage.bands is None:
         yield f"In {length}, no block of the KV cache was ever held."
         return
-    pools = "the KV cache" if len(summary.usage.pools) == 1 else "the engines' KV caches"
+    one = len(summary.usage.pools) == 1
+    pools = "the KV cache had" if one else "the engines' KV caches had"
     yield (
-        f"Over {length}, {pools} had {percent(usage.mean_pct)} of its blocks in use on average, "
+        f"Over {length}, {pools} {percent(usage.mean_pct)} of {'its' if one else 'their'} blocks "
+        "in use on average, "
         f"{percent(usage.peak_pct)} at the peak, and over 90 % for {share(usage.bands.over_90)} of "
         "the time."
     )
@@ -64,7 +66,7 @@ def _prefix_cache(summary: Summary) -> Iterator[str]:
         if part.tokens >= 0.01 * missed.query_tokens
     ]
     yield f"{found}, where at most {share(missed.ceiling)} could have." + (
-        f" Of the rest, {', '.join(reasons)}." if reasons else ""
+        f" Of all of them, {', '.join(reasons)}." if reasons else ""
     )
 
 
@@ -74,7 +76,7 @@ def _evictions(summary: Summary) -> Iterator[str]:
     if not evicted.blocks:
         yield "No cached block was evicted."
         return
-    lived = "" if half is None else f", half of them within {seconds(half)} of being filled"
+    lived = "" if half is None else f", half of them within {seconds(half)} of being handed out"
     again = (
         f"{regret.blocks:,} of them were asked for again, and {regret.recomputed_tokens:,} tokens "
         "computed a second time"
@@ -104,8 +106,8 @@ def _requests(summary: Summary) -> Iterator[str]:
     if waiting.most and waiting.by_reason:
         reason, part = next(iter(waiting.by_reason.items()))
         yield (
-            f"Up to {waiting.most:,} requests waited at once, {share(part.share)} of it for "
-            f"{WAITED_FOR[reason]}."
+            f"Up to {waiting.most:,} requests waited at once; {share(part.share)} of all waiting "
+            f"was for {WAITED_FOR[reason]}."
         )
     if admission.too_large:
         yield (

@@ -13,6 +13,7 @@ from analysis import (
     ages,
     allocations,
     blame,
+    consistency,
     evictions,
     facts,
     families,
@@ -160,7 +161,9 @@ def summarize(session: Session) -> Summary:
         fragmentation=fragmentation.measure(session, known, used),
         cost=facts.cost(session),
     )
-    return replace(found, advice=advice.advise(found))
+    doubts = consistency.contradictions(found)
+    found = replace(found, warnings=(*found.warnings, *doubts))
+    return replace(found, advice=advice.advise(found, doubtful=bool(doubts)))
 
 
 @dataclass(frozen=True)

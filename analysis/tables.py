@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 
 FORMAT_VERSION = 1
 """The version of the session format that this analyzer reads."""
 
+
+LONGEST_SEC = 1e10
+"""No session lasts so long; a time beyond it is damage."""
+_MOST = 2**31 - 1
+"""No count in one row is larger, nor the number of a block, engine, pool or group."""
+_NAMES = frozenset(("content_id", "priority", "step", "tenant"))
+"""Whole numbers that only tell things apart, and may be any."""
 
 _SECONDS = pl.Float64
 _COUNT = pl.Int64
@@ -34,6 +42,8 @@ class Table:
     time: str = "timestamp_sec"
     time_unit: float = 1.0
     """The column that says when, and how many seconds its unit is."""
+    in_order: tuple[str, ...] = ()
+    """Rows alike in these columns follow each other in time; the analyzer relies on it."""
 
     @property
     def is_csv(self) -> bool:
@@ -44,9 +54,24 @@ class Table:
         """The columns that hold a list in each row."""
         return frozenset(name for name, kind in self.columns.items() if kind == _IDS)
 
+    @cached_property
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
+        """The lowest and the highest value that makes sense, for each column that has such."""
+        most = {
+            name: LONGEST_SEC / self.time_unit if kind == pl.Float64 else _MOST
+            for name, kind in self.columns.items()
+            if kind in (pl.Float64, pl.Int64) and name not in _NAMES
+        }
+        return {name: (0 if name == self.time else -most[name], most[name]) for name in most}
 
-def _csv(name: str, columns: Mapping[str, type[pl.DataType]], *required: str) -> Table:
-    return Table(name, f"{name}.csv", columns, required)
+
+def _csv(
+    name: str,
+    columns: Mapping[str, type[pl.DataType]],
+    *required: str,
+    in_order: tuple[str, ...] = (),
+) -> Table:
+    return Table(name, f"{name}.csv", columns, required, in_order=in_order)
 
 
 _ALL = (
@@ -72,6 +97,7 @@ _ALL = (
         "free_blocks",
         "engine",
         "pool",
+        in_order=("engine", "pool"),
     ),
     _csv(
         "kv_cache_allocations",
@@ -152,6 +178,7 @@ _ALL = (
         },
         "timestamp_sec",
         "engine",
+        in_order=("engine",),
     ),
     Table(
         "requests",

@@ -39,13 +39,18 @@ RULES: tuple[Callable[[Summary], Advice | None], ...] = (
 )
 
 
-def advise(summary: Summary) -> tuple[Advice, ...]:
-    """The advice that this session supports, the most important first; often there is none."""
+def advise(summary: Summary, *, doubtful: bool = False) -> tuple[Advice, ...]:
+    """The advice that this session supports, the most important first; often there is none.
+
+    Nothing is sure where the session's tables do not fit each other (``doubtful``).
+    """
     given: dict[str, Advice] = {}
     for rule in RULES:
         advice = rule(summary)
         if advice is not None and advice.about not in given:
             given[advice.about] = _without_unknown_flag(advice, summary)
+    if doubtful:
+        return tuple(replace(advice, confidence="low") for advice in given.values())
     return tuple(given.values())
 
 

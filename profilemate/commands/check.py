@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.errors import RuleError
+from analysis.errors import RuleError, SessionError
 from profilemate.commands.options import After, AsJson, RequestsAfter, SessionArgument, opened
 from profilemate.commands.reporting import one_line
 from profilemate.commands.waiting import waiting
 
 if TYPE_CHECKING:
     from analysis.gate import Checked
+    from analysis.session import Session
 
 
 def share(text: str) -> float:
@@ -30,7 +31,8 @@ def share(text: str) -> float:
         value = float(number)
     except ValueError:
         value = -1.0
-    if rest or not 0 <= value < float("inf"):
+    # float() takes the digits of every script.
+    if rest or not number.isascii() or not 0 <= value < float("inf"):
         raise typer.BadParameter(f"{text!r} is not a tolerance; write 5% or 0.05")
     if not percent and value > 1:
         raise typer.BadParameter(f"{text!r} would be {100 * value:g} %; write {value:g}%")
@@ -150,13 +152,29 @@ def _checked(
     for text in fail_if:
         gate.rule(text)
     gate.directed(only)
-    with waiting("reading the session"):
-        found = analysis.summarize(opened(session, after, requests_after))
+    chosen = _recorded(opened(session, after, requests_after))
     if baseline is None:
-        return gate.check(found, fail_if)
+        with waiting("reading the session"):
+            return gate.check(analysis.summarize(chosen), fail_if)
+    against = _recorded(opened(baseline, after, requests_after))
+    if chosen.directory.resolve() == against.directory.resolve():
+        raise RuleError(
+            f"the session and the baseline are the same: {chosen.directory}; name another baseline"
+        )
+    with waiting("reading the session"):
+        found = analysis.summarize(chosen)
     with waiting("reading the baseline"):
-        base = analysis.summarize(opened(baseline, after, requests_after))
+        base = analysis.summarize(against)
     return gate.check(found, fail_if, baseline=base, tolerance=tolerance, only=only)
+
+
+def _recorded(session: Session) -> Session:
+    """The session, which has a table: of one without, every count is 0 and would pass."""
+    from analysis.tables import TABLES
+
+    if not any((session.directory / table.file).is_file() for table in TABLES.values()):
+        raise SessionError(f"{session.directory} has no table, so there is nothing to check")
+    return session
 
 
 def _say_doubts(found: Checked, *, anyway: bool) -> None:

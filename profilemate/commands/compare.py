@@ -12,7 +12,7 @@ import typer
 from profilemate.commands.options import After, AsJson, RequestsAfter, opened
 from profilemate.commands.reporting import one_line
 from profilemate.commands.waiting import waiting
-from profilemate.commands.writing import write
+from profilemate.commands.writing import writable, write
 
 
 def compare(
@@ -62,6 +62,9 @@ def compare(
         from analysis.renderers.html import compare as page
         from analysis.renderers.text import compare as text
 
+        # Before the sessions are read, which can take a minute.
+        if html is not None:
+            writable(html)
         with waiting("reading the sessions"):
             found = analysis.compare(*(opened(path, after, requests_after) for path in sessions))
         # A name that the terminal's encoding cannot show must not end it.

@@ -44,7 +44,25 @@ def finalize(
         folder = find_session(session)
         with _progress() as progress:
             collector.finalize(folder, progress)
+        _say_gaps(folder)
         print(f"{folder} is complete")
+
+
+def _say_gaps(folder: Path) -> None:
+    """A session with gaps cannot be completed, as nothing holds what is missing.
+
+    Raises:
+        SessionError: it is such a session.
+
+    """
+    from analysis import SessionError, open_session
+
+    session = open_session(folder, complete=False)
+    if session.state != "complete":
+        raise SessionError(
+            f"{folder} cannot be completed: {session.note}; 'profilemate summary' reads what is "
+            "there"
+        )
 
 
 @contextmanager

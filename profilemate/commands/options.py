@@ -22,7 +22,7 @@ def seconds(text: str) -> float:
     >>> seconds("2m"), seconds("1.5 h"), seconds("0.5")
     (120.0, 5400.0, 0.5)
     """
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?([a-z]*)", str(text).strip())
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?([a-z]*)", str(text).strip(), re.ASCII)
     if match is None or match[2] not in _UNITS:
         raise typer.BadParameter(f"{text!r} is not a time; write 30s, 2m, 1.5h or plain seconds")
     value = float(match[1]) * _UNITS[match[2]]

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from analysis.errors import SessionError
 from profilemate.commands.options import After, RequestsAfter, SessionArgument, opened
 from profilemate.commands.reporting import one_line
 from profilemate.commands.waiting import waiting
-from profilemate.commands.writing import write
+from profilemate.commands.writing import writable, write
 
 FILE = "report.html"
 
@@ -62,7 +60,8 @@ def report(
 
         with waiting("opening the session"):
             chosen = opened(session, after, requests_after)
-        path = writable(output or chosen.directory / FILE)
+        path = output or chosen.directory / FILE
+        writable(path)
         with waiting("summing up the session"):
             found = summarize(chosen)
         with waiting("reading the session for the charts"):
@@ -70,22 +69,3 @@ def report(
         with waiting("writing the page"):
             write(path, page.render(found, drawn))
         print(path)
-
-
-def writable(path: Path) -> Path:
-    """The path, if a file can be made there.
-
-    Raises:
-        SessionError: it cannot.
-
-    """
-    if path.is_dir():
-        raise SessionError(f"cannot write {path}: it is a folder; name a file in it with -o")
-    folder = path.parent
-    if not folder.is_dir():
-        raise SessionError(f"cannot write {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise SessionError(
-            f"cannot write {path}: no permission to write in {folder}; name another place with -o"
-        )
-    return path

@@ -52,7 +52,9 @@ def evicted_and_missed(session: SessionBuilder, handed_out: int) -> None:
     session.usage((0, 20), (9, 95))
     session.requests(request("a", 1, 2, [11, 12, 13]), request("d", 8, 9, [11, 12, 13]))
     session.lookups(lookup("a", 1, 3), lookup("d", 8, 3))
-    session.rows("kv_cache_allocations.csv", allocation(3, handed_out, "x"))
+    handed = {**allocation(3, handed_out, "x"), "evicted_blocks": 3}
+    session.rows("kv_cache_allocations.csv", handed)
+    steps(session, waiting_reqs=0)
     session.evictions(*(eviction(3, content, "x") for content in (13, 12, 11)))
 
 
@@ -88,6 +90,14 @@ def test_a_larger_pool(
     # 48 tokens of the second prompt, of 2 x 50 that were computed.
     assert "48 prompt tokens were computed again" in piece.evidence[0]
     assert "48.00 % of all prefill" in piece.evidence[0]
+
+
+def test_nothing_is_sure_where_the_tables_do_not_fit(session: SessionBuilder) -> None:
+    evicted_and_missed(session, 20)
+    (session.folder / "kv_cache_allocations.csv").unlink()
+    summary = summarize(open_session(session.folder))
+    assert "kv_cache_allocations.csv tells of 0 blocks" in summary.warnings[-1]
+    assert [piece.confidence for piece in summary.advice] == ["low"]
 
 
 def test_a_release_without_the_flag_is_not_told_of_it(session: SessionBuilder) -> None:

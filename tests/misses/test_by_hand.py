@@ -218,6 +218,17 @@ def test_a_request_that_has_not_ended(session: SessionBuilder) -> None:
     assert found.by_reason["unknown"] == Missed(0, 34, 1)
 
 
+@pytest.mark.parametrize("fields", [{"block_size": None}, {"block_size": 0}, {"hash_ids": []}])
+def test_a_request_whose_contents_are_not_told(
+    session: SessionBuilder, fields: dict[str, Any]
+) -> None:
+    session.requests(request("a", 1, 2, [11, 12]), request("b", 5, 6, [11, 12], **fields))
+    session.lookups(lookup("a", 1, 2), lookup("b", 5, 2))
+    found = missed(session)
+    assert found.unknown_requests == 1
+    assert found.by_reason["unknown"] == Missed(0, 34, 1)
+
+
 def test_a_request_id_used_again_is_another_request(session: SessionBuilder) -> None:
     session.requests(request("a", 1, 2, [11, 12]), request("a", 5, 6, [21, 22, 23]))
     session.lookups(lookup("a", 1, 2), lookup("a", 5, 3))

@@ -47,8 +47,8 @@ def _rate(report: Report) -> Chart:
         stacked(_reason(reason), x, values, _COLOURS.get(reason, "green"))
         for reason, values in rate.mean.items()
     ]
+    part = seconds(report.series.bins.width_sec / rate.parts)
     if rate.parts > 1:
-        part = seconds(report.series.bins.width_sec / rate.parts)
         data.append(line(f"busiest {part}", x, rate.busiest, "regret", line={"width": 1}))
     rows = [
         (_reason(reason), f"{evicted.blocks:,}", f"{evicted.never_reused:,}")
@@ -60,7 +60,7 @@ def _rate(report: Report) -> Chart:
         heading,
         look,
         f"{evictions.total.blocks:,} blocks were evicted: {', '.join(causes)}. The highest rate "
-        f"was {max(rate.busiest):,.0f} blocks a second.",
+        f"was {max(rate.busiest):,.0f} blocks a second, for {part}.",
         {
             "data": data,
             "layout": {

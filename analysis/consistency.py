@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do the tables of a complete session fit each other?
+
+Where one was removed or cut, figures that rest on it would be wrong and look right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from analysis.summary import Summary
+
+
+def contradictions(summary: Summary) -> tuple[str, ...]:
+    """One sentence for each pair of tables that do not fit; none for a session that is not
+    complete, whose tables need not reach equally far."""
+    return tuple(_found(summary)) if summary.session.state == "complete" else ()
+
+
+def _found(summary: Summary) -> Iterator[str]:
+    moved, evicted, requests = summary.allocations, summary.evictions, summary.requests
+    told, by_reason = moved.allocated.evicted_blocks, evicted.by_reason
+    rows = by_reason["reallocated"].blocks if "reallocated" in by_reason else 0
+    if told != rows:
+        yield (
+            f"kv_cache_allocations.csv tells of {told:,} blocks that gave way to others, "
+            f"kv_cache_evictions.csv of {rows:,}: one of them is not whole"
+        )
+    if summary.usage.combined is None and (moved.allocated.blocks or rows):
+        yield "kv_cache_usage.csv is missing, though blocks were held"
+    admitted = summary.misses.requests
+    if admitted and not requests.ended:
+        yield (
+            f"requests.jsonl is missing or empty, though {admitted:,} requests were admitted: what "
+            "was asked for is not known"
+        )
+    served = requests.ended - requests.aborted
+    looked_up = admitted + summary.prefix_cache.skipped.lookups
+    if summary.facts.prefix_caching and served > looked_up:
+        yield (
+            f"requests.jsonl tells of {served:,} requests that were served, and "
+            f"prefix_cache_lookups.csv of {looked_up:,} that were admitted: one is not whole"
+        )
+    if served and not summary.preemptions.steps:
+        yield "scheduler_steps.csv is missing, though requests were served"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from analysis import open_session, summarize
+from tests.analysis.builder import SessionBuilder
+from tests.misses.test_by_hand import allocation, eviction, lookup, request
+
+
+def whole(session: SessionBuilder) -> None:
+    """Two requests, the second of which took the place of a block of the first."""
+    session.requests(request("a", 1, 2, [11, 12]), request("b", 5, 6, [21, 22]))
+    session.lookups(lookup("a", 1, 2), lookup("b", 5, 2))
+    session.rows(
+        "kv_cache_allocations.csv",
+        allocation(1.1, 3, "a"),
+        {**allocation(5.1, 3, "b"), "evicted_blocks": 1},
+    )
+    session.evictions(eviction(5.1, 12, "b"), eviction(7, 22, "", reason="explicit"))
+    session.usage((1.1, 3), (2, 0), (5.1, 3), (6, 0))
+    session.rows(
+        "scheduler_steps.csv",
+        *({"timestamp_sec": time, "scheduled_tokens": 34} for time in (1.1, 5.1)),
+    )
+
+
+def warnings(session: SessionBuilder) -> tuple[str, ...]:
+    return summarize(open_session(session.folder)).warnings
+
+
+def test_a_whole_session_has_no_warning(session: SessionBuilder) -> None:
+    whole(session)
+    assert warnings(session) == ()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("kv_cache_allocations.csv", "of 0 blocks that gave way to others"),
+        ("kv_cache_evictions.csv", "kv_cache_evictions.csv of 0"),
+        ("kv_cache_usage.csv", "kv_cache_usage.csv is missing"),
+        ("requests.jsonl", "requests.jsonl is missing or empty, though 2 requests were admitted"),
+        ("prefix_cache_lookups.csv", "prefix_cache_lookups.csv of 0 that were admitted"),
+        ("scheduler_steps.csv", "scheduler_steps.csv is missing"),
+    ],
+)
+def test_a_table_that_was_taken_away_is_noticed(
+    session: SessionBuilder, table: str, said: str
+) -> None:
+    whole(session)
+    (session.folder / table).unlink()
+    (warning,) = warnings(session)
+    assert said in warning
+
+
+def test_a_table_that_was_cut_is_noticed(session: SessionBuilder) -> None:
+    whole(session)
+    path = session.folder / "kv_cache_evictions.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
+    assert "one of them is not whole" in warnings(session)[0]
+
+
+def test_a_session_that_is_not_complete_need_not_fit(session: SessionBuilder) -> None:
+    whole(session)
+    session.metadata(complete=False, ended_at=None)
+    (session.folder / "kv_cache_usage.csv").unlink()
+    assert not any("is missing, though" in warning for warning in warnings(session))

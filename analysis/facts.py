@@ -242,13 +242,13 @@ def _groups(metadata: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[G
             if isinstance(group, Mapping):
                 yield Group(
                     _text(group.get("kind")),
-                    _whole(group.get("block_size")),
+                    _whole(group.get("block_size")) or None,
                     _whole(group.get("bytes_per_block")),
                 )
         return
     sizes = cache.get("block_size")
     for size in sizes if isinstance(sizes, list) else [sizes]:
-        if _whole(size) is not None:
+        if _whole(size):
             yield Group(None, _whole(size))
 
 
@@ -280,13 +280,18 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+_MOST = 10**12
+"""No fact is a larger number; one that is, or a negative one, is damage."""
+
+
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_whole and 0 <= value <= _MOST else None
 
 
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    return float(value) if is_number and 0 <= value <= _MOST else None
 
 
 def _flag(value: Any) -> bool | None:

@@ -136,7 +136,7 @@ def _lengths(session: Session) -> list[int]:
     lengths = session.metadata.get("prefix_lengths")
     if not isinstance(lengths, list):
         return []
-    return [length for length in lengths if isinstance(length, int)]
+    return [length for length in lengths if isinstance(length, int) and 0 < length < 2**31]
 
 
 def _levels(requests: pl.DataFrame, lengths: list[int]) -> tuple[pl.Series, tuple[Family, ...]]:

@@ -84,9 +84,10 @@ def _read_as(field: str, dtype: Any) -> Any:
     try:
         if dtype == pl.Int64:
             return int(field)
-        return float(field) if dtype == pl.Float64 else field
+        value = float(field) if dtype == pl.Float64 else field
     except ValueError:
         return None
+    return None if value != value else value  # Only NaN is not itself.
 
 
 def _makes_sense(value: Any, column: str, table: Table) -> bool:
@@ -99,7 +100,7 @@ def _json_faults(line: str, table: Table) -> Iterator[str]:
     if not line.strip():
         return
     try:
-        row = json.loads(line, parse_constant=_refused)
+        row = json.loads(line, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         yield f"not JSON ({error})"
         return
@@ -131,7 +132,8 @@ def _is(value: Any, dtype: Any) -> bool:
     return isinstance(value, int) or (dtype == pl.Float64 and isinstance(value, float))
 
 
-def _refused(constant: str) -> Any:
+def no_number(constant: str) -> Any:
+    """Refuse what Python reads, but JSON does not have: NaN and the infinities."""
     raise ValueError(f"{constant} is no number")
 
 

@@ -21,10 +21,10 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from analysis.errors import SessionError
-from analysis.faults import first_fault
+from analysis.faults import first_fault, no_number
 from analysis.find import JOURNAL, METADATA, find_session
 from analysis.reading import Extent, csv_schema, extent, frames, last_line
-from analysis.tables import FORMAT_VERSION, TABLES, Table
+from analysis.tables import FORMAT_VERSION, LONGEST_SEC, TABLES, Table
 
 _ROWS = 100_000
 
@@ -176,7 +176,9 @@ class Session:
             return last
         began = _wall_clock(self.metadata.get("started_at"))
         ended = _wall_clock(self.metadata.get("ended_at"))
-        return last if began is None or ended is None else max(last, ended - began)
+        if began is None or ended is None or ended - began > LONGEST_SEC:
+            return last
+        return max(last, ended - began)
 
     def _path(self, table: Table) -> Path:
         return self.directory / table.file
@@ -200,10 +202,11 @@ class Session:
         with self._reading(table):
             field = last_line(path).partition(b",")[0]
         try:
-            return float(field)
+            time = float(field)
         except ValueError:
             # The header, or a malformed line that reading the table will tell of.
             return 0.0
+        return time if 0 <= time <= LONGEST_SEC else 0.0
 
     @contextmanager
     def _reading(self, table: Table) -> Iterator[None]:
@@ -357,7 +360,7 @@ def _completed(directory: Path) -> tuple[State, str | None]:
 def _metadata(directory: Path) -> Mapping[str, Any]:
     path = directory / METADATA
     try:
-        metadata = json.loads(path.read_bytes())
+        metadata = json.loads(path.read_bytes(), parse_constant=no_number)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -366,6 +369,12 @@ def _metadata(directory: Path) -> Mapping[str, Any]:
         raise SessionError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except UnicodeDecodeError:
         raise SessionError(f"{path}: not UTF-8 text") from None
+    except RecursionError:
+        raise SessionError(f"{path}: not JSON (nested too deeply)") from None
+    except ValueError as error:
+        # NaN and its like, or a number of thousands of digits.
+        what = str(error).partition(":")[0]
+        raise SessionError(f"{path}: not JSON ({what})") from None
     if not isinstance(metadata, dict):
         raise SessionError(f"{path}: not a JSON object")
     version = metadata.get("format_version")
@@ -380,8 +389,12 @@ def _metadata(directory: Path) -> Mapping[str, Any]:
 def _wall_clock(moment: Any) -> float | None:
     """Seconds since 1970 of a time in metadata.json: a number already, or ISO 8601 text."""
     if isinstance(moment, (int, float)) and not isinstance(moment, bool):
-        return float(moment)
+        return float(moment) if 0 <= moment <= _LATEST_SEC else None
     try:
         return datetime.fromisoformat(str(moment).replace("Z", "+00:00")).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
+
+
+_LATEST_SEC = 253402300799
+"""The end of the year 9999."""

@@ -57,12 +57,17 @@ class Table:
     @cached_property
     def bounds(self) -> Mapping[str, tuple[float, float]]:
         """The lowest and the highest value that makes sense, for each column that has such."""
-        most = {
-            name: LONGEST_SEC / self.time_unit if kind == pl.Float64 else _MOST
-            for name, kind in self.columns.items()
-            if kind in (pl.Float64, pl.Int64) and name not in _NAMES
+        longest = LONGEST_SEC / self.time_unit
+        # A duration may come out a little below 0.
+        spans = {
+            name: (-longest, longest) for name, kind in self.columns.items() if kind == pl.Float64
         }
-        return {name: (0 if name == self.time else -most[name], most[name]) for name in most}
+        counts = {
+            name: (0, _MOST)
+            for name, kind in self.columns.items()
+            if kind == pl.Int64 and name not in _NAMES
+        }
+        return {**spans, self.time: (0, longest), **counts}
 
 
 def _csv(

@@ -285,6 +285,8 @@ class _Engine:
     def add(self, steps: pl.DataFrame) -> pl.DataFrame:
         """The waiting by reason between the steps up to the last of these, which is kept."""
         rows = steps if self.last is None else pl.concat([self.last, steps])
+        # A step begins no earlier than the one before it, whatever schedule_us says.
+        rows = rows.with_columns(pl.col("began").cum_max())
         self.last = rows.tail(1)
         rows = rows.with_columns(until=pl.col("micros").shift(-1)).head(-1)
         return self._reasons(rows, self.last["began"][0])

@@ -8,16 +8,22 @@ whatever nobody expected: a traceback's exit code 1 would read as "a rule failed
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
+from typing import NoReturn
 
 TRACEBACK = "PROFILEMATE_TRACEBACK"
 """Set to 1, it shows the traceback of an error that nobody expected."""
 
 _EXTRAS = {"polars": "analysis", "typer": "analysis", "plotly": "report"}
 """Which extra has what may not be installed."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The verbs catch these where they write a file of their own, so they are stdout's."""
 
 
 def main() -> None:
@@ -38,17 +44,15 @@ def run(verb: str | None, program: str) -> None:
         from profilemate.commands.app import application
 
         application(verb)(prog_name=program)
-    except SystemExit as end:
+    except SystemExit:
         fault = _output_fault()
         if fault is None:
             raise
-        # Nobody has read the verdict, so it is none.
-        if end.code in (0, 1):
-            _fail(fault)
+        _fail(fault)
     except KeyboardInterrupt:
         sys.exit(130)
     except BaseException as error:  # a panic within Polars is no Exception
-        _fail(_output_fault() or _missing(error) or _unexpected(error))
+        _fail(_output_fault(error) or _missing(error) or _unexpected(error))
 
 
 def _settle_streams() -> None:
@@ -57,13 +61,17 @@ def _settle_streams() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))
+            # It is for as long as the process lives.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
-def _output_fault() -> str | None:
+def _output_fault(ended_by: BaseException | None = None) -> str | None:
     """What is wrong with stdout, such as a full disk; what could not be written is dropped."""
     try:
         sys.stdout.flush()
+        # Without a buffer (PYTHONUNBUFFERED) there is nothing left to write again.
+        if isinstance(ended_by, OSError) and ended_by.errno in _FULL:
+            raise ended_by
     except OSError as error:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -91,6 +99,7 @@ def _unexpected(error: BaseException) -> str:
     )
 
 
-def _fail(text: str) -> None:
-    print("profilemate:", text, file=sys.stderr)
+def _fail(text: str) -> NoReturn:
+    with suppress(OSError):
+        print("profilemate:", text, file=sys.stderr)
     sys.exit(2)

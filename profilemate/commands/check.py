@@ -152,11 +152,13 @@ def _checked(
     for text in fail_if:
         gate.rule(text)
     gate.directed(only)
-    chosen = _recorded(opened(session, after, requests_after))
+    with waiting("opening the session"):
+        chosen = _recorded(opened(session, after, requests_after))
     if baseline is None:
         with waiting("reading the session"):
             return gate.check(analysis.summarize(chosen), fail_if)
-    against = _recorded(opened(baseline, after, requests_after))
+    with waiting("opening the baseline"):
+        against = _recorded(opened(baseline, after, requests_after))
     if chosen.directory.resolve() == against.directory.resolve():
         raise RuleError(
             f"the session and the baseline are the same: {chosen.directory}; name another baseline"

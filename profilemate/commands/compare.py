@@ -63,14 +63,13 @@ def compare(
         from analysis.renderers.text import compare as text
 
         # Before the sessions are read, which can take a minute.
-        if html is not None:
-            writable(html)
+        target = None if html is None else writable(html, "--html")
         with waiting("reading the sessions"):
             found = analysis.compare(*(opened(path, after, requests_after) for path in sessions))
         # A name that the terminal's encoding cannot show must not end it.
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        if html is not None:
-            write(html, page.render(found))
+        if target is not None:
+            write(target, page.render(found))
         if as_json:
             print(json.render(found))
         elif html is None:

@@ -37,6 +37,11 @@ def finalize(
     Examples:
       profilemate finalize ~/runs     the newest session in this folder
       profilemate finalize ~/runs/session_20260131_120000_4711_c0ffee
+
+    \b
+    Exit codes:
+      0   the session is complete
+      2   it is not: it still runs, its record has gaps, or it cannot be read
     """
     with one_line():
         from analysis.find import find_session
@@ -60,7 +65,7 @@ def _say_gaps(folder: Path) -> None:
     session = open_session(folder, complete=False)
     if session.state != "complete":
         raise SessionError(
-            f"{folder} cannot be completed: {session.note}; 'profilemate summary' reads what is "
+            f"{folder} cannot be completed: {session.note}; 'profilemate summary' shows what is "
             "there"
         )
 

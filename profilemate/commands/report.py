@@ -61,11 +61,11 @@ def report(
         with waiting("opening the session"):
             chosen = opened(session, after, requests_after)
         path = output or chosen.directory / FILE
-        writable(path)
+        target = writable(path, "-o")
         with waiting("summing up the session"):
             found = summarize(chosen)
         with waiting("reading the session for the charts"):
             drawn = series.measure(chosen, found)
         with waiting("writing the page"):
-            write(path, page.render(found, drawn))
+            write(target, page.render(found, drawn))
         print(path)

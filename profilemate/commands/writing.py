@@ -8,63 +8,70 @@ import stat
 from pathlib import Path
 
 from analysis.errors import SessionError
-from analysis.find import JOURNAL, METADATA, is_session
-from analysis.tables import TABLES
-from profilemate.collector.metadata import SUMMARY_FILE
-from profilemate.session import write_atomically
-
-_OF_A_SESSION = {METADATA, SUMMARY_FILE, JOURNAL, *(table.file for table in TABLES.values())}
+from profilemate.session import CLOSED_FILE, FOUNDING_FILE, write_atomically
 
 
-def write(path: Path, text: str) -> None:
-    """Write the text; a file that is there already is replaced.
+def write(target: Path, text: str) -> None:
+    """Write the text to what ``writable`` gave; a file that is there already is replaced.
 
     Raises:
         SessionError: it cannot be written.
 
     """
-    target = writable(path)
     try:
         write_atomically(target, text.encode())
     except OSError as error:
-        raise _refused(path, error.strerror or str(error)) from None
+        raise _refused(target, error.strerror or str(error)) from None
 
 
-def writable(path: Path) -> Path:
+def writable(path: Path, option: str) -> Path:
     """The file, there or not yet, that the path leads to through symbolic links.
+
+    Args:
+        path: what the user named.
+        option: how another one is named.
 
     Raises:
         SessionError: no file can be made there, or it is none to be replaced.
 
     """
+    target = Path(os.path.realpath(path))
     try:
-        reason = _reason_against(path)
+        reason = _reason_against(path, target)
     except OSError as error:
         reason = error.strerror or str(error)
     if reason is not None:
-        raise _refused(path, reason)
-    return _target(path)
+        raise _refused(path, f"{reason}; name another file with {option}")
+    return target
 
 
-def _target(path: Path) -> Path:
-    return Path(os.path.realpath(path))
-
-
-def _reason_against(path: Path) -> str | None:
+def _reason_against(path: Path, target: Path) -> str | None:
     mode = _mode(path)
     if mode is not None and stat.S_ISDIR(mode):
-        return "it is a folder; name a file in it with -o"
+        return "it is a folder"
     if mode is not None and not stat.S_ISREG(mode):
-        return "it is a device or a pipe; name a file"
-    target = _target(path)
+        return "it is a device or a pipe"
     folder = target.parent
     if not folder.is_dir():
         return f"there is no folder {folder}"
-    if (target.name in _OF_A_SESSION and is_session(folder)) or folder.name == JOURNAL:
-        return "it belongs to a session's records; name another file"
+    if _is_record(target):
+        return "a session's record goes there"
     if not os.access(folder, os.W_OK | os.X_OK):
-        return f"no permission to write in {folder}; name another place with -o"
+        return f"no permission to write in {folder}"
     return None
+
+
+def _is_record(target: Path) -> bool:
+    """Whether a session keeps something of its own there, or would."""
+    from analysis.find import JOURNAL, METADATA, is_session
+    from analysis.tables import TABLES
+    from profilemate.collector.metadata import SUMMARY_FILE
+
+    folder = target.parent
+    if folder.name == JOURNAL:
+        return any((folder / file).exists() for file in (FOUNDING_FILE, CLOSED_FILE))
+    records = {METADATA, SUMMARY_FILE, JOURNAL, *(table.file for table in TABLES.values())}
+    return target.name in records and is_session(folder)
 
 
 def _mode(path: Path) -> int | None:

@@ -68,6 +68,11 @@ class TestRules:
             ("hit_rate<3s", "hit_rate cannot be in 's'; it can be in %"),
             ("lifetime_p50<3d", "cannot be in 'd'; it can be in ms or s or m or h"),
             ("preemptions>3%", "preemptions cannot be in '%'; write a plain number"),
+            ("hit_rate<40", "the limit would be 4000 %; write 0.4 or 40% for 40 percent"),
+            ("hit_rate>140%", "hit_rate is at most 100 %, and the limit would be 140 %"),
+            ("usage_p95>950", "usage_p95 is at most 100 %, and the limit would be 950 %"),
+            ("evictions<1e999", "the limit is too large a number"),
+            ("hit_rate<\u0664", "is not a rule"),
         ],
     )
     def test_what_is_none(self, text: str, says: str) -> None:
@@ -317,6 +322,18 @@ class TestCommand:
         fails("has no direction", folder, "--baseline", folder, "--measure", "usage_mean")
         fails("nothing is left of", folder, "--fail-if", "evictions>0", "--after", "10s")
 
+    def test_nothing_is_no_pass(self, session: SessionBuilder, tmp_path: Path) -> None:
+        rule = ["--fail-if", "evictions>0"]
+        assert_fails(invoke("check", session.folder, *rule), "has no table, so there is nothing")
+        other = SessionBuilder(tmp_path / "other")
+        other.usage((0, 1))
+        result = invoke("check", other.folder, "--baseline", session.folder, "--anyway")
+        assert_fails(result, f"{session.folder} has no table")
+        link = tmp_path / "link"
+        link.symlink_to(other.folder)
+        result = invoke("check", other.folder, "--baseline", link, "--anyway")
+        assert_fails(result, "the session and the baseline are the same")
+
     def test_the_measures_can_be_listed(self) -> None:
         code, said = self.check("--list")
         assert code == 0
@@ -325,6 +342,7 @@ class TestCommand:
         assert "hit_rate share, higher is better Prompt tokens found" in " ".join(said.split())
 
     def test_it_needs_no_installation(self, session: SessionBuilder) -> None:
+        session.usage((0, 1))
         arguments = ["check", session.folder, "--fail-if", "evictions>0"]
         first, second = run(PROFILEMATE, *arguments), run(["-m", "profilemate"], *arguments)
         assert (second.returncode, second.stdout) == (0, first.stdout)
@@ -338,7 +356,7 @@ class TestCommand:
 
 def test_tolerances() -> None:
     assert [share(text) for text in ("5%", "0.05", "0", "150 %", "1")] == [0.05, 0.05, 0, 1.5, 1]
-    for wrong in ("", "five", "-5%", "5%%", "nan", "inf"):
+    for wrong in ("", "five", "-5%", "5%%", "nan", "inf", "\uff15%"):
         with pytest.raises(typer.BadParameter, match="write 5% or"):
             share(wrong)
     with pytest.raises(typer.BadParameter, match="would be 500 %; write 5%"):

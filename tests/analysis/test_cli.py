@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +110,16 @@ def test_finalize_completes_a_session_that_was_cut_off(tmp_path: Path) -> None:
         assert (folder / "kv_cache_allocations.csv").read_text().count("allocate") == 2
 
 
+def test_finalize_says_what_it_cannot_complete(used: SessionBuilder, tmp_path: Path) -> None:
+    used.metadata(complete=False, dropped_events=12)
+    assert_fails(run(PROFILEMATE, "finalize", used.folder), "but the record has gaps")
+    folder = ended_session(tmp_path / "runs")
+    shutil.rmtree(folder / "journal")
+    SessionBuilder(folder).metadata(complete=False, ended_at=None)
+    result = run(PROFILEMATE, "finalize", folder)
+    assert_fails(result, f"{folder} cannot be completed: journal/ is missing")
+
+
 def test_finalize_leaves_a_running_session_alone(tmp_path: Path) -> None:
     folder = running_session(tmp_path)
     assert_fails(run(PROFILEMATE, "finalize", folder), "is still being written")
@@ -131,6 +143,69 @@ def test_a_reader_that_goes_away_is_no_error(used: SessionBuilder) -> None:
         command, shell=True, check=False, cwd=ROOT, capture_output=True, text=True
     )
     assert (result.stdout, result.stderr) == ("{", "")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "analysis", used.folder, "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    # As it is of any program in a pipe; a shell shows it as 141.
+    assert process.wait() == -signal.SIGPIPE
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("verb", ["summary", "check", "--version", "--help"])
+def test_a_full_disk_is_one_line(used: SessionBuilder, verb: str, unbuffered: str) -> None:
+    arguments: dict[str, list[object]] = {
+        "summary": [used.folder],
+        # A rule that fails, and a verdict that nobody can read.
+        "check": [used.folder, "--fail-if", "usage_peak>40"],
+    }
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, *PROFILEMATE, verb, *map(str, arguments.get(verb, []))],
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    said = "profilemate: cannot write the output: No space left on device\n"
+    assert (result.returncode, result.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_changes_no_exit_code(used: SessionBuilder, closed: str) -> None:
+    for limit, code in ((40, 1), (60, 0)):
+        command = f"'{sys.executable}' -m profilemate check '{used.folder}' --fail-if"
+        result = subprocess.run(
+            f"{command} 'usage_peak>{limit}' {closed}",
+            shell=True,
+            check=False,
+            cwd=ROOT,
+            capture_output=True,
+        )
+        assert (result.returncode, result.stderr) == (code, b"")
+
+
+def test_what_nobody_expected_is_one_line(used: SessionBuilder) -> None:
+    program = (
+        "import analysis.session; analysis.session.find_session = None; "
+        "from profilemate.cli import main; main()"
+    )
+    arguments = ["check", used.folder, "--fail-if", "usage_peak>40"]
+    result = run(["-c", program], *arguments)
+    assert_fails(result, "unexpected TypeError: 'NoneType' object is not callable; please report")
+    assert "with PROFILEMATE_TRACEBACK=1 for the traceback" in result.stderr
+    result = run(["-c", program], *arguments, PROFILEMATE_TRACEBACK="1")
+    assert result.returncode == 2
+    assert result.stderr.startswith("Traceback")
+    assert "in open_session" in result.stderr
 
 
 def test_names_that_the_terminal_cannot_show_do_no_harm(used: SessionBuilder) -> None:

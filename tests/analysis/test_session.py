@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+import analysis
 from analysis import SessionError, open_session, summarize
 from analysis.find import find_session
 from analysis.tables import TABLES
@@ -28,6 +29,10 @@ def error_of(session: SessionBuilder) -> str:
     assert "\n" not in text
     assert str(session.folder) in text
     return text
+
+
+def test_a_prompt_can_complete_the_public_names() -> None:
+    assert {"open_session", "summarize", "measures", "check"} <= set(dir(analysis))
 
 
 def test_the_schemas_are_those_of_the_format() -> None:

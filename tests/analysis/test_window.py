@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import typer
@@ -224,6 +225,16 @@ class TestNothingLeft:
         session.requests({"timestamp": 1000}, {"timestamp": 2000})
         assert "of its requests 2 have ended" in self.error(session, after_requests=2)
 
+    @pytest.mark.parametrize(
+        "options", [{"after_sec": float("nan")}, {"after_sec": -1}, {"after_requests": -1}]
+    )
+    def test_no_warm_up_is_less_than_none(
+        self, session: SessionBuilder, options: dict[str, Any]
+    ) -> None:
+        session.requests({"timestamp": 1000}, {"timestamp": 2000})
+        with pytest.raises(SessionError, match=r"is (nan|-1); give a number"):
+            open_session(session.folder, **options)
+
 
 def test_the_text_says_what_is_left_out(session: SessionBuilder) -> None:
     session.usage((0, 10))
@@ -254,7 +265,7 @@ def test_lengths_of_time() -> None:
         0.25,
         120,
     ]
-    for wrong in ("", "s", "30x", "-1s", "1e3", "nan", "1h30m"):
+    for wrong in ("", "s", "30x", "-1s", "1e3", "nan", "1h30m", "\uff11s"):
         with pytest.raises(typer.BadParameter, match="is not a time; write 30s, 2m"):
             seconds(wrong)
 

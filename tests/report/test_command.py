@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builder import SessionBuilder
+from tests.analysis.invoke import invoke
+from tests.analysis.journals import running_session
 from tests.report.conftest import ROOT, made, run
 
 
@@ -62,20 +64,81 @@ def test_a_session_is_as_before_after_its_page(used: SessionBuilder) -> None:
 
 @pytest.mark.parametrize(
     ("output", "says"),
-    [(".", "it is a folder"), ("/", "it is a folder"), ("no/where.html", "there is no folder")],
+    [
+        (".", "it is a folder"),
+        ("/", "it is a folder"),
+        ("no/where.html", "there is no folder"),
+        ("x" * 300, "File name too long"),
+    ],
 )
 def test_what_no_file_can_be(used: SessionBuilder, output: str, says: str) -> None:
     assert_refused(run("report", str(used.folder), "-o", output), says)
 
 
+@pytest.mark.parametrize("verb", ["report", "compare"])
+def test_a_link_leads_to_the_file(used: SessionBuilder, tmp_path: Path, verb: str) -> None:
+    target, link = tmp_path / "target.html", tmp_path / "link.html"
+    target.write_text("what was there before")
+    link.symlink_to(target.name)
+    assert page(used, verb, link).returncode == 0
+    assert link.is_symlink()
+    assert target.read_text().lower().startswith("<!doctype html>")
+    target.unlink()
+    assert page(used, verb, link).returncode == 0
+    assert target.read_text().lower().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("verb", ["report", "compare"])
+def test_only_a_file_is_replaced(used: SessionBuilder, tmp_path: Path, verb: str) -> None:
+    pipe, link, loop = tmp_path / "pipe", tmp_path / "link", tmp_path / "loop"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    loop.symlink_to(loop)
+    option = "-o" if verb == "report" else "--html"
+    for path in (pipe, link):
+        assert_refused(page(used, verb, path), "it is a device or a pipe; name another file with")
+        assert_refused(page(used, verb, path), option)
+    assert_refused(page(used, verb, loop), "symbolic links")
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("verb", ["report", "compare"])
+@pytest.mark.parametrize(
+    "name",
+    ["kv_cache_usage.csv", "requests.jsonl", "metadata.json", "kv_cache_summary.txt", "journal"],
+)
+def test_a_session_keeps_its_records(used: SessionBuilder, verb: str, name: str) -> None:
+    before = {path: path.read_bytes() for path in used.folder.iterdir()}
+    assert_refused(page(used, verb, used.folder / name), "a session's record goes there")
+    assert {path: path.read_bytes() for path in used.folder.iterdir()} == before
+
+
+def test_a_session_keeps_its_journal(used: SessionBuilder, tmp_path: Path) -> None:
+    journal = running_session(tmp_path / "runs") / "journal"
+    path = journal / "engine0.journal"
+    before = path.read_bytes()
+    assert_refused(page(used, "report", path), "a session's record goes there")
+    assert path.read_bytes() == before
+
+
+def page(session: SessionBuilder, verb: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """What came of a page of the session, there."""
+    if verb == "report":
+        return invoke("report", session.folder, "-o", path)
+    other = SessionBuilder(session.folder.parent / "other")
+    other.metadata()
+    return invoke("compare", session.folder, other.folder, "--html", path)
+
+
 def test_a_folder_without_permission() -> None:
-    # Root may write anywhere, so it becomes nobody first.
+    # Root may write anywhere, so it becomes nobody, who may not read Python's own modules.
     program = (
-        "import os, pathlib, sys\n"
-        "from profilemate.commands.report import writable\n"
+        "import os, pathlib, sys, analysis.find, profilemate.collector.metadata\n"
+        "from profilemate.commands.writing import writable\n"
         "from profilemate.commands.reporting import one_line\n"
         "os.geteuid() or os.setuid(65534)\n"
-        "with one_line(): writable(pathlib.Path(sys.argv[1], 'report.html'))"
+        "with one_line(): writable(pathlib.Path(sys.argv[1], 'report.html'), '-o')"
     )
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o555)
@@ -90,7 +153,30 @@ def test_a_folder_without_permission() -> None:
     assert result.stderr.startswith(
         f"profilemate: cannot write {folder}/report.html: no permission"
     )
-    assert "name another place with -o" in result.stderr.splitlines()[0]
+    assert "name another file with -o" in result.stderr.splitlines()[0]
+
+
+def test_below_a_folder_without_permission(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, sys, analysis.find, profilemate.collector.metadata\n"
+        "from profilemate.commands.writing import writable\n"
+        "from profilemate.commands.reporting import one_line\n"
+        "os.geteuid() or os.setuid(65534)\n"
+        "with one_line(): writable(pathlib.Path(sys.argv[1], 'a', 'report.html'), '-o')"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0)
+        result = subprocess.run(
+            [sys.executable, "-c", program, folder],
+            check=False,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        Path(folder).chmod(0o700)
+    assert result.stderr.startswith(
+        f"profilemate: cannot write {folder}/a/report.html: Permission denied; name another"
+    )
 
 
 def test_a_place_where_no_file_can_be_made(used: SessionBuilder) -> None:

@@ -27,13 +27,14 @@ def charts(report: Report) -> Iterator[Chart]:
         for family in found.largest
     ]
     requests = [family.requests for family in found.largest]
+    shared = share(found.shared_tokens / found.prompt_tokens if found.prompt_tokens else None)
     short = "" if found.too_short is None else _too_short(found.too_short)
     yield Chart(
         "families",
         heading,
         look,
         f"{found.sharing:,} of {found.requests:,} prompts begin as an earlier one does, with "
-        f"{share(found.shared_tokens / found.prompt_tokens)} of all prompt tokens.{short} Drawn: "
+        f"{shared} of all prompt tokens.{short} Drawn: "
         "the families with the most tokens after the place where they part.",
         Bars(
             labels,

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damage that reads as CSV or JSON, and is none of it: numbers out of range, rows out of order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import open_session, summarize
+from tests.analysis.builder import COLUMNS, SessionBuilder
+from tests.analysis.invoke import invoke
+from tests.analysis.test_session import error_of
+
+USAGE = "kv_cache_usage.csv"
+STEPS = "scheduler_steps.csv"
+
+
+def step(time: float, engine: int = 0) -> dict[str, Any]:
+    """A step of 50 us after which one request runs and one waits."""
+    return {
+        "timestamp_sec": time,
+        "running_reqs": 1,
+        "waiting_reqs": 1,
+        "scheduled_tokens": 1,
+        "scheduled_reqs": 1,
+        "schedule_us": 50,
+        "engine": engine,
+    }
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("complete", [True, False])
+    @pytest.mark.parametrize(
+        ("table", "column", "value", "says"),
+        [
+            (USAGE, "usage_pct", "nan", "not a number"),
+            (USAGE, "timestamp_sec", "inf", "which is out of range"),
+            ("kv_cache_allocations.csv", "timestamp_sec", "-1", "which is out of range"),
+            ("kv_cache_allocations.csv", "num_blocks", str(2**31), "which is out of range"),
+            ("kv_cache_evictions.csv", "lifetime_sec", "-inf", "which is out of range"),
+            ("kv_cache_evictions.csv", "idle_sec", "1e300", "which is out of range"),
+            ("prefix_cache_lookups.csv", "hit_tokens", str(2**62), "which is out of range"),
+            ("prefix_cache_lookups.csv", "timestamp_sec", "NaN", "not a number"),
+            (STEPS, "schedule_us", "nan", "not a number"),
+            (STEPS, "repeats", "-5", "which is out of range"),
+        ],
+    )
+    def test_in_a_csv_table(
+        self,
+        session: SessionBuilder,
+        complete: bool,
+        table: str,
+        column: str,
+        value: str,
+        says: str,
+    ) -> None:
+        session.metadata(complete=complete)
+        columns = COLUMNS[table].split(",")
+        good = ["1"] * len(columns)
+        bad = [value if name == column else "1" for name in columns]
+        lines = [COLUMNS[table], *(",".join(row) for row in (good, bad, good))]
+        (session.folder / table).write_text("\n".join(lines) + "\n")
+        assert f"{table}, line 3: {column} is {value!r}, {says}" in error_of(session)
+
+    @pytest.mark.parametrize(
+        ("row", "says"),
+        [
+            ('"timestamp": 1e18', "timestamp is '1e+18', which is out of range"),
+            ('"timestamp": ' + "9" * 20, "timestamp is '99999999999999999999', which is out of"),
+            ('"timestamp": -1', "timestamp is '-1', which is out of range"),
+            ('"timestamp": NaN', "not JSON (NaN is no number)"),
+            ('"queue_sec": 1e999', "queue_sec is 'Infinity', which is out of range"),
+            ('"input_length": 4294967296', "input_length is '4294967296', which is out of range"),
+            ('"hash_ids": [1, 9223372036854775808]', "hash_ids is '[1, 9223372036854775808]'"),
+            ('"hash_ids": ' + "[" * 100_000, "not JSON"),
+        ],
+    )
+    def test_in_a_request(self, session: SessionBuilder, row: str, says: str) -> None:
+        session.requests({"request_id": "a"})
+        session.append("requests.jsonl", "{" + row + "}\n")
+        session.requests({"request_id": "b"})
+        assert f"requests.jsonl, line 2: {says}" in error_of(session)
+
+    def test_numbers_that_are_only_names_may_be_any(self, session: SessionBuilder) -> None:
+        session.requests({"tenant": 2**53, "priority": -(2**53), "hash_ids": [2**62]})
+        session.evictions({"content_id": 2**62})
+        assert summarize(open_session(session.folder)).requests.ended == 1
+
+
+class TestOrder:
+    @pytest.mark.usefixtures("small_pieces")
+    def test_states_of_a_pool(self, session: SessionBuilder) -> None:
+        session.usage((1, 10), (3, 20), (4, 30), (2, 40))
+        assert (
+            f"{USAGE}, line 5: timestamp_sec is 2.000000, but an earlier row of the engine and "
+            "pool has 4.000000"
+        ) in error_of(session)
+
+    @pytest.mark.usefixtures("small_pieces")
+    def test_steps_of_an_engine(self, session: SessionBuilder) -> None:
+        session.rows(STEPS, *(step(time) for time in (1, 3, 4, 2, 5)))
+        assert (
+            f"{STEPS}, line 5: timestamp_sec is 2.000000, but an earlier row of the engine has "
+            "4.000000"
+        ) in error_of(session)
+
+    @pytest.mark.usefixtures("small_pieces")
+    def test_engines_may_follow_each_other_in_any_way(self, session: SessionBuilder) -> None:
+        session.usage((2, 10), (4, 20))
+        session.usage((1, 30), (3, 40), engine=1)
+        session.rows(STEPS, step(2), step(4), step(1, 1), step(3, 1), step(5))
+        summary = summarize(open_session(session.folder))
+        # Until the session's end at 10 s: from 2 s on, and from 1 s on.
+        assert [pool.observed_sec for pool in summary.usage.pools] == [8, 9]
+        assert summary.waiting.request_sec == 17
+
+    def test_a_step_that_says_it_began_before_the_one_before(self, session: SessionBuilder) -> None:
+        session.rows(STEPS, step(2), {**step(4), "schedule_us": 3_500_000}, step(5))
+        lookups = ({"timestamp_sec": t, "request_id": "a", "admitted": 0} for t in (1.9, 3.9))
+        session.lookups(*({**row, "query_tokens": 9, "hit_tokens": 0} for row in lookups))
+        assert summarize(open_session(session.folder)).waiting.request_sec == 8
+
+
+class TestMetadata:
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ('{"format_version": 1, "ended_at": Infinity}', "not JSON (Infinity is no number)"),
+            ('{"format_version": 1, "x": NaN}', "not JSON (NaN is no number)"),
+            ("[" * 100_000, "not JSON (nested too deeply)"),
+            ('{"x": ' + "9" * 5_000 + "}", "not JSON (Exceeds the limit (4300 digits)"),
+        ],
+    )
+    def test_what_is_no_json(self, session: SessionBuilder, text: str, says: str) -> None:
+        (session.folder / "metadata.json").write_text(text)
+        assert f"metadata.json: {says}" in error_of(session)
+
+    @pytest.mark.parametrize("moment", [10**30, 1e300, -(10**30), "9999-12-31T23:59:59Z"])
+    def test_an_end_out_of_any_sense_is_not_known(
+        self, session: SessionBuilder, moment: Any
+    ) -> None:
+        session.metadata(ended_at=moment)
+        session.usage((1, 40), (3, 80))
+        # The last row's time.
+        assert summarize(open_session(session.folder)).session.duration_sec == 3
+
+    @pytest.mark.parametrize("number", [10**30, -1, 1e300])
+    def test_facts_out_of_any_sense_are_not_known(
+        self, session: SessionBuilder, number: float
+    ) -> None:
+        session.metadata(
+            scheduler={"watermark": number, "max_num_seqs": number},
+            cache={"blocks": number, "max_concurrency": number},
+            groups=[{"kind": "FullAttentionSpec", "block_size": number}],
+            processes=[{"role": "engine", "rank": number}],
+            prefix_lengths=[number],
+        )
+        session.usage((1, 40), (3, 80))
+        facts = summarize(open_session(session.folder)).facts
+        assert (facts.scheduler.watermark, facts.scheduler.max_num_seqs) == (None, None)
+        assert (facts.pool_blocks, facts.max_concurrency) == (None, None)
+        assert facts.groups[0].block_size is None
+        assert facts.engines == ()
+
+    def test_blocks_of_no_tokens(self, session: SessionBuilder) -> None:
+        session.metadata(groups=[{"kind": "FullAttentionSpec", "block_size": 0}])
+        session.usage((1, 40))
+        session.requests({"request_id": "a", "input_length": 9})
+        summary = summarize(open_session(session.folder))
+        assert summary.facts.groups[0].block_size is None
+
+
+def test_a_report_of_prompts_without_a_token(session: SessionBuilder, tmp_path: Path) -> None:
+    session.metadata(prefix_lengths=[16, 32])
+    session.usage((1, 40))
+    session.requests(
+        *(
+            {"request_id": name, "input_length": 0, "prefix_ids": [1, last], "finish_sec": 2}
+            for name, last in (("a", 2), ("b", 3), ("c", 4))
+        )
+    )
+    page = tmp_path / "report.html"
+    result = invoke("report", session.folder, "-o", page)
+    assert result.returncode == 0, result.stderr
+    assert "2 of 3 prompts begin as an earlier one does, with n/a of all" in page.read_text()

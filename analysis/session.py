@@ -120,9 +120,12 @@ class Session:
             return rows
 
         rows = self.scan(table, history=history)
-        if table not in self._checked:
-            rows = rows.map_batches(checked, streamable=True)
         with self._reading(known):
+            if not known.is_csv:
+                # Checked as they are read; a check on the way would read the lists, too.
+                self._short_columns(known)
+            elif table not in self._checked:
+                rows = rows.map_batches(checked, streamable=True)
             result = query(rows).collect(engine="streaming")
         if is_damaged:
             raise self._malformed(known, _DAMAGED)
@@ -167,7 +170,10 @@ class Session:
             columns = [column for column in table.columns if column not in table.lists]
             empty = pl.DataFrame(schema={column: table.columns[column] for column in columns})
             parts = frames(self._path(table), table, self._extent(table), columns)
-            self._read_columns[table.name] = pl.concat([empty, *parts])
+            read = pl.concat([empty, *parts])
+            if _is_damaged(table, read):
+                raise self._malformed(table, _DAMAGED)
+            self._read_columns[table.name] = read
         return self._read_columns[table.name]
 
     @cached_property

@@ -48,7 +48,7 @@ def test_figures_stand_under_their_keys(session: SessionBuilder) -> None:
 
 
 def test_what_is_not_known_is_null(session: SessionBuilder) -> None:
-    session.evictions({"lifetime_sec": "NaN", "idle_sec": "inf"})
+    session.evictions({"lifetime_sec": "", "idle_sec": ""})
     (session.folder / "metadata.json").unlink()
     summary = json_of(session)
     assert summary["usage"]["combined"] is None

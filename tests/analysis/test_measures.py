@@ -189,7 +189,7 @@ def test_an_empty_session_has_counts_but_no_rates(session: SessionBuilder) -> No
 
 
 def test_what_is_no_number_is_no_value(session: SessionBuilder) -> None:
-    session.evictions({"lifetime_sec": "NaN", "idle_sec": "inf"})
+    session.evictions({"lifetime_sec": "", "idle_sec": ""})
     found = measures.of(summarize(open_session(session.folder)))
     assert (found["lifetime_mean"], found["idle_p50"], found["evictions"]) == (None, None, 1)
 

@@ -211,6 +211,34 @@ def test_blocks_too_large_for_what_is_shared(session: SessionBuilder) -> None:
     assert (piece.flag, piece.value) == ("--block-size", "32")
 
 
+def test_of_two_rules_for_one_setting_the_first_counts(session: SessionBuilder) -> None:
+    """Prompts share 48 tokens, and blocks of 784 are 61 % empty: 32 for the first, 128 for the
+    second."""
+    session.metadata(
+        groups=[{"kind": "FullAttentionSpec", "block_size": 784}], prefix_lengths=[16, 32, 48]
+    )
+    session.usage((0, 50), (9, 50))
+    session.lookups({"request_id": "0", "query_tokens": 300, "hit_tokens": 0})
+    session.requests(
+        *(
+            {
+                "request_id": f"{number}",
+                "input_length": 300,
+                "output_length": 3,
+                "block_size": 784,
+                "num_blocks": 1,
+                "computed_tokens": 302,
+                "preemptions": 0,
+                "prefix_ids": [1, 2, 3],
+            }
+            for number in range(12)
+        )
+    )
+    piece = advice(session)["block size"]
+    assert piece.value == "32"
+    assert "share up to 48 tokens" in piece.evidence[0]
+
+
 def test_turns_that_go_to_another_rank(session: SessionBuilder) -> None:
     session.requests(request("a", 1, 2, [11, 12], engine=0), request("b", 5, 6, [11, 12], engine=1))
     session.lookups(lookup("a", 1, 2, engine=0), lookup("b", 5, 2, engine=1))

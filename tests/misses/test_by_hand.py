@@ -112,6 +112,14 @@ def test_warm_up_is_left_out_but_remembered(session: SessionBuilder) -> None:
     assert found.by_reason == {"capacity": Missed(blocks=3, tokens=48, requests=1)}
 
 
+def test_a_copy_that_is_left_is_out_of_reach_and_not_lost(session: SessionBuilder) -> None:
+    session.requests(request("a", 1, 2, [11, 12]), request("b", 5, 6, [11, 12]))
+    session.lookups(lookup("a", 1, 2), lookup("b", 5, 2))
+    session.evictions(eviction(3, 11, "x"), eviction(3, 12, "x", copies_left=1))
+    found = missed(session).by_reason
+    assert found["capacity"] == found["behind"] == Missed(1, 16, 1)
+
+
 def test_a_copy_that_is_left_is_no_loss(session: SessionBuilder) -> None:
     # The first block's content was in two blocks; the second one's was not.
     session.requests(request("a", 1, 2, [11, 12]), request("b", 5, 6, [11, 12]))

@@ -8,13 +8,14 @@ was needed, and every request's block table. Nothing of profilemate is used.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.support.watching import replaced
 
 
 @dataclass
@@ -80,7 +81,7 @@ class CostOracle:
                 (KVCacheManager, "free", self._free),
                 (BlockPool, "_maybe_evict_cached_block", self._evict),
             ):
-                stack.enter_context(_replaced(owner, name, around))
+                stack.enter_context(replaced(owner, name, around))
             yield self
 
     def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any) -> Any:
@@ -205,18 +206,3 @@ def _blocks_of(manager: Any, name: str) -> list[Any]:
         for block in tables.req_to_blocks.get(name, ())
         if not block.is_null
     ]
-
-
-@contextmanager
-def _replaced(owner: type, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    original = vars(owner)[name]
-
-    @functools.wraps(original)
-    def watched(instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, instance, *args, **kwargs)
-
-    setattr(owner, name, watched)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

@@ -7,12 +7,13 @@ and the hash of every block at the time. Nothing of profilemate is used.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.support.watching import replaced
 
 
 @dataclass
@@ -58,7 +59,7 @@ class MissOracle:
                 (BlockPool, "cache_full_blocks", self._cache),
                 (BlockPool, "reset_prefix_cache", self._reset),
             ):
-                stack.enter_context(_replaced(owner, name, around))
+                stack.enter_context(replaced(owner, name, around))
             yield self
 
     def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any) -> Any:
@@ -164,18 +165,3 @@ class MissOracle:
             for content in contents:
                 self._gone(content)
         return done
-
-
-@contextmanager
-def _replaced(owner: type, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    original = vars(owner)[name]
-
-    @functools.wraps(original)
-    def watched(instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, instance, *args, **kwargs)
-
-    setattr(owner, name, watched)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

@@ -3,10 +3,10 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint bench
+.PHONY: help env demo test test-cuda lint bench
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 env: ## make or update the environment: vLLM for CPUs, torch, the tools (some minutes, once)
 	@python=$$(PYTHON='$(PYTHON)' sh scripts/find-python.sh) && \
@@ -17,6 +17,10 @@ demo: env ## profile a tiny model on a real vLLM server and show the analysis (n
 
 test: env ## run the tests; ARGS='-k name' goes to pytest
 	@'$(RUN)' -m pytest $(ARGS)
+
+test-cuda: env ## run the tests of vLLM's CUDA build, under CUDA_RUN='a command with a GPU': docs/cuda.md
+	@test -n '$(CUDA_RUN)' || { echo "say CUDA_RUN='a command under which python has vLLM and a GPU'" >&2; exit 2; }
+	@PROFILEMATE_CUDA_RUN='$(CUDA_RUN)' '$(RUN)' -m pytest tests/cuda $(ARGS)
 
 lint: env ## check style (ruff) and types (mypy)
 	@'$(RUN)' -m ruff check

@@ -14,7 +14,7 @@ import polars as pl
 
 from analysis.facts import Facts
 from analysis.session import Session
-from analysis.usage import Usage
+from analysis.usage import Usage, blocks_by_engine
 
 TABLE = "prefix_cache_lookups"
 SHOWN = 10
@@ -159,7 +159,7 @@ def block_size_of(facts: Facts, usage: Usage) -> int | None:
 def usable_blocks(facts: Facts, usage: Usage) -> dict[int, int]:
     """Blocks that requests can hold, by engine; an engine without a usage row has none held
     yet, and the pool's size from the configuration, without its null block."""
-    seen = {pool.engine: pool.end.total_blocks for pool in usage.pools if pool.engine is not None}
+    seen = blocks_by_engine(usage)
     if facts.pool_blocks is None:
         return seen
     return {**dict.fromkeys(facts.engines, facts.pool_blocks - 1), **seen}

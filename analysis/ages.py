@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.lifetimes import Lifetimes, Spread, spread
+from analysis.uses import reuse_gaps
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,11 @@ class Ages:
 
 def measure(uses: pl.DataFrame, lifetimes: Lifetimes) -> Ages:
     """The ages, from what ``analysis.uses.shared`` found and the idle times of evicted blocks."""
-    reuses = uses.lazy().filter(pl.col("asked") & pl.col("previous_sec").is_not_null())
-    ages = reuses.select("found", age=pl.col("begin_sec") - pl.col("previous_sec")).collect()
+    ages = reuse_gaps(uses)
     median = lifetimes.idle.p50_sec
-    later = None if median is None else int((ages["age"] > median).sum())
+    later = None if median is None else int((ages["gap"] > median).sum())
     return Ages(
-        at_hit=spread(ages.filter("found")["age"]),
+        at_hit=spread(ages.filter("found")["gap"]),
         at_eviction=lifetimes.idle,
         reuses=ages.height,
         later=later,

@@ -173,17 +173,12 @@ def _sweepers(missed: pl.DataFrame, uses: pl.DataFrame, evictors: pl.DataFrame) 
     sweepers = evictors.filter(pl.col("one_off").fill_null(value=False))
     swept = missed.join(sweepers.select(_NAME), on=_NAME, how="semi")
     lost = swept.unique("eviction").sort("evicted_sec")
-    used = (
-        uses.lazy()
-        .join(lost.lazy().select("key").unique(), on="key", how="semi")
-        .select("key", "begin_sec", before=pl.col("begin_sec").cum_count().over("key"))
-        .collect()
-    )
+    used = uses.select("begin_sec", piece="key", before=pl.col("begin_sec").cum_count().over("key"))
     proven = lost.join_asof(
         used.sort("begin_sec"),
         left_on="evicted_sec",
         right_on="begin_sec",
-        by="key",
+        by="piece",
         check_sortedness=False,
     )
     recomputed, every = int(swept["block_size"].sum()), int(missed["block_size"].sum())

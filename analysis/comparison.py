@@ -33,7 +33,10 @@ SAME = 0.01
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """What the sessions are called, in their order."""
 
-_CONFIGURATION = ("host", "versions", "model", "cache", "groups", "parallel", "scheduler")
+_CONFIGURATION = (
+    *("host", "versions", "device", "model", "cache", "groups", "parallel", "scheduler"),
+    "cuda_graphs",
+)
 
 Verdict = Literal["better", "worse", "same"]
 

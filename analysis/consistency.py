@@ -45,3 +45,9 @@ def _found(summary: Summary) -> Iterator[str]:
         )
     if served and not summary.preemptions.steps:
         yield "scheduler_steps.csv is missing, though requests were served"
+    graphs, ledger = summary.cuda_graphs, summary.graph_ledger
+    if graphs.in_graphs and (ledger is None or not ledger.replays):
+        yield (
+            f"cuda_graph_timeline.csv tells of {graphs.in_graphs:,} executions in graphs, and "
+            "cuda_graph_usage.csv of no replay: it is not whole"
+        )

@@ -27,12 +27,15 @@ COLUMNS = (
     "origin",
     "reuse_count",
     "copies_left",
+    "evictable_sec",
+    "owner_request",
     "evicting_request",
     "engine",
     "group",
 )
 _KEYS = ("engine", "group", "reason", "origin")
 _COUNTS = ("blocks", "never_reused", "copies_left")
+_SUMS = (*_COUNTS, "kept")
 _BINS = 120
 
 
@@ -119,45 +122,76 @@ class Evictions:
     harmless: int
 
 
+_MANY = 200_000
 _REUSE_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass
 class Counted:
-    """The evictions seen so far, summed up."""
+    """The evictions seen so far, from ``begin_sec`` on, summed up."""
 
+    begin_sec: float
     sums: list[pl.DataFrame] = field(default_factory=list)
     seconds: list[pl.DataFrame] = field(default_factory=list)
     reuses: list[pl.DataFrame] = field(default_factory=list)
     evictors: list[pl.DataFrame] = field(default_factory=list)
+    owners: list[pl.DataFrame] = field(default_factory=list)
+    runs: list[pl.DataFrame] = field(default_factory=list)
+    """Not summed up yet."""
 
     def add(self, batch: pl.DataFrame) -> None:
         rows = batch.with_columns(
             pl.col("group").fill_null(0), second=pl.col("timestamp_sec").cast(pl.Int64)
         )
-        alike = in_runs(
-            rows,
-            [*_KEYS, "second", "evicting_request"],
-            blocks=pl.len().cast(pl.Int64),
-            never_reused=(pl.col("reuse_count") == 0).sum().cast(pl.Int64),
-            copies_left=(pl.col("copies_left") > 0).sum().cast(pl.Int64),
+        since = pl.col("timestamp_sec") - self.begin_sec
+        # What was evicted while it was held had not been kept at all.
+        kept = pl.when(pl.col("evictable_sec") > since).then(since).otherwise("evictable_sec")
+        self.runs.append(
+            in_runs(
+                rows,
+                [*_KEYS, "second", "evicting_request", "owner_request"],
+                kept=kept.sum(),
+                blocks=pl.len().cast(pl.Int64),
+                never_reused=(pl.col("reuse_count") == 0).sum().cast(pl.Int64),
+                copies_left=(pl.col("copies_left") > 0).sum().cast(pl.Int64),
+            )
         )
-        blocks = pl.col("blocks").sum()
-        self._keep(self.sums, alike.group_by(_KEYS).agg(pl.col(_COUNTS).sum()))
-        self._keep(self.seconds, alike.group_by("second").agg(blocks))
-        self._keep(self.evictors, alike.group_by("engine", "evicting_request").agg(blocks))
         one = pl.len().cast(pl.Int64).alias("blocks")
         self._keep(self.reuses, batch.group_by("reuse_count").agg(one))
+        if sum(part.height for part in self.runs) > _MANY:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        if not self.runs:
+            return
+        runs, blocks = pl.concat(self.runs), pl.col("blocks").sum()
+        self.runs.clear()
+        self._keep(self.sums, runs.group_by(_KEYS).agg(pl.col(_COUNTS).sum()))
+        self._keep(self.seconds, runs.group_by("second").agg(blocks))
+        self._keep(self.evictors, runs.group_by("engine", "evicting_request").agg(blocks))
+        owner = pl.col("owner_request").fill_null("").alias("request_id")
+        self._keep(self.owners, runs.group_by("engine", owner).agg(pl.col("kept").sum()))
 
     def by_evictor(self) -> pl.DataFrame:
         """``blocks`` that each ``engine`` and ``evicting_request`` evicted."""
+        self._sum_up()
         empty = pl.DataFrame(
             schema={"engine": pl.Int64, "evicting_request": pl.String, "blocks": pl.Int64}
         )
         return _summed([empty, *self.evictors])
 
+    def kept(self) -> pl.DataFrame:
+        """For how many block-seconds what was evicted had been ``kept`` without a holder, by
+        ``engine`` and ``request_id``, the last holder's; empty where that is not known."""
+        self._sum_up()
+        empty = pl.DataFrame(
+            schema={"engine": pl.Int64, "request_id": pl.String, "kept": pl.Float64}
+        )
+        return _summed([empty, *self.owners])
+
     def result(self, session: Session, facts: Facts, missed: pl.DataFrame) -> Evictions:
         """The answers; ``missed`` is what ``missed_for_capacity`` found."""
+        self._sum_up()
         sums = _summed([_NOTHING, *self.sums]).with_columns(
             pl.col("origin").fill_null("unknown"), tokens=_block_size(facts)
         )
@@ -266,7 +300,7 @@ def _block_size(facts: Facts) -> pl.Expr:
 
 
 def _summed(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    counts = [name for name in parts[0].columns if name in _COUNTS]
+    counts = [name for name in parts[0].columns if name in _SUMS]
     return pl.concat(parts).group_by(pl.exclude(counts)).agg(pl.col(counts).sum())
 
 

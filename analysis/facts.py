@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.metadata import flag, number, part, parts, text, whole
 from analysis.session import Session
 
 FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -116,31 +117,31 @@ class Cost:
 def read(session: Session) -> Facts:
     """The facts of the session."""
     metadata = session.metadata
-    model, cache = _part(metadata, "model"), _part(metadata, "cache")
-    parallel = _part(metadata, "parallel")
+    model, cache = part(metadata, "model"), part(metadata, "cache")
+    parallel = part(metadata, "parallel")
     return Facts(
-        model=_text(model.get("name")),
-        layers=_whole(model.get("layers")),
-        dtype=_text(model.get("dtype")),
-        bytes_per_token=_whole(model.get("bytes_per_token")),
-        pool_blocks=_whole(cache.get("blocks")),
+        model=text(model.get("name")),
+        layers=whole(model.get("layers")),
+        dtype=text(model.get("dtype")),
+        bytes_per_token=whole(model.get("bytes_per_token")),
+        pool_blocks=whole(cache.get("blocks")),
         groups=tuple(_groups(metadata, cache)),
-        kv_tokens=_whole(cache.get("tokens")),
-        max_model_len=_whole(cache.get("max_model_len")),
-        max_concurrency=_number(cache.get("max_concurrency")),
-        prefix_caching=_flag(cache.get("prefix_caching")),
-        gpu_memory_utilization=_number(cache.get("gpu_memory_utilization")),
-        tensor_parallel=_whole(parallel.get("tensor")),
-        pipeline_parallel=_whole(parallel.get("pipeline")),
-        data_parallel=_whole(parallel.get("data")),
-        cache_dtype=_text(cache.get("cache_dtype")),
-        scheduler=_scheduler(_part(metadata, "scheduler")),
+        kv_tokens=whole(cache.get("tokens")),
+        max_model_len=whole(cache.get("max_model_len")),
+        max_concurrency=number(cache.get("max_concurrency")),
+        prefix_caching=flag(cache.get("prefix_caching")),
+        gpu_memory_utilization=number(cache.get("gpu_memory_utilization")),
+        tensor_parallel=whole(parallel.get("tensor")),
+        pipeline_parallel=whole(parallel.get("pipeline")),
+        data_parallel=whole(parallel.get("data")),
+        cache_dtype=text(cache.get("cache_dtype")),
+        scheduler=_scheduler(part(metadata, "scheduler")),
         settings=_settings(metadata.get("settings")),
         engines=tuple(sorted(_engine_ranks(metadata))),
-        host=_text(metadata.get("host")),
+        host=text(metadata.get("host")),
         versions={
             name: version
-            for name, version in _part(metadata, "versions").items()
+            for name, version in part(metadata, "versions").items()
             if isinstance(version, str)
         },
     )
@@ -148,12 +149,12 @@ def read(session: Session) -> Facts:
 
 def cost(session: Session) -> Cost:
     """What profiling took, as far as the session says."""
-    part = _part(session.metadata, "cost")
+    told = part(session.metadata, "cost")
     return Cost(
-        hook_sec=_number(part.get("hook_sec")),
-        journal_bytes=_whole(part.get("journal_bytes")),
-        table_bytes=_whole(part.get("table_bytes")),
-        collector_lag_sec=_number(part.get("collector_lag_sec")),
+        hook_sec=number(told.get("hook_sec")),
+        journal_bytes=whole(told.get("journal_bytes")),
+        table_bytes=whole(told.get("table_bytes")),
+        collector_lag_sec=number(told.get("collector_lag_sec")),
     )
 
 
@@ -165,13 +166,13 @@ def warnings(session: Session) -> tuple[str, ...]:
 def _warnings(metadata: Mapping[str, Any]) -> Iterator[str]:
     if not metadata:
         yield "metadata.json is missing: what ran is not known"
-    dropped = _whole(metadata.get("dropped_events"))
+    dropped = whole(metadata.get("dropped_events"))
     if dropped:
         yield f"{dropped:,} events were dropped: the disk was full or failed; figures are too low"
-    rows = _whole(_part(metadata, "cost").get("rows_dropped"))
+    rows = whole(part(metadata, "cost").get("rows_dropped"))
     if rows:
         yield f"{rows:,} rows were dropped: the disk was full or failed; figures are too low"
-    for process in _processes(metadata):
+    for process in parts(metadata, "processes"):
         yield from _process_warnings(process)
 
 
@@ -180,15 +181,15 @@ def _process_warnings(process: Mapping[str, Any]) -> Iterator[str]:
     problem = process.get("problem")
     if problem:
         yield f"{name}: {problem}"
-    mismatches = _whole(process.get("mismatches"))
+    mismatches = whole(process.get("mismatches"))
     if mismatches:
         yield (
             f"{name}: in {mismatches:,} rows the blocks held are not those that vLLM counted; "
             "something moved blocks unseen"
         )
-    for hook, reason in _part(process, "hooks_missing").items():
+    for hook, reason in part(process, "hooks_missing").items():
         yield f"{name}: hook {hook} is not attached: {reason}"
-    for hook, reason in _part(process, "hooks_failed").items():
+    for hook, reason in part(process, "hooks_failed").items():
         yield f"{name}: {hook} failed ({reason}); what came after it is missing"
 
 
@@ -211,27 +212,27 @@ def _settings(told: Any) -> tuple[str, ...]:
 
 
 def _scheduler(told: Mapping[str, Any]) -> Scheduler:
-    seqs, tokens = _whole(told.get("max_num_seqs")), _whole(told.get("max_num_batched_tokens"))
-    active = _whole(told.get("max_num_active_seqs"))
-    scheduled = _whole(told.get("max_num_scheduled_tokens"))
+    seqs, tokens = whole(told.get("max_num_seqs")), whole(told.get("max_num_batched_tokens"))
+    active = whole(told.get("max_num_active_seqs"))
+    scheduled = whole(told.get("max_num_scheduled_tokens"))
     return Scheduler(
         max_num_seqs=seqs,
         max_num_active_seqs=seqs if active is None else active,
         max_num_batched_tokens=tokens,
         max_num_scheduled_tokens=tokens if scheduled is None else scheduled,
-        chunked_prefill=_flag(told.get("chunked_prefill")),
-        long_prefill_token_threshold=_whole(told.get("long_prefill_token_threshold")),
-        scheduler_reserve_full_isl=_flag(told.get("scheduler_reserve_full_isl")),
-        watermark=_number(told.get("watermark")),
-        policy=_text(told.get("policy")),
-        async_scheduling=_flag(told.get("async_scheduling")),
-        max_loras=_whole(told.get("max_loras")),
-        connector=_text(told.get("connector")),
-        speculative_method=_text(told.get("speculative_method")),
-        speculative_tokens=_whole(told.get("speculative_tokens")),
-        drops_hit_unit=_flag(told.get("drops_hit_unit")),
-        draft_slots=_whole(told.get("draft_slots")),
-        lookahead_tokens=_whole(told.get("lookahead_tokens")),
+        chunked_prefill=flag(told.get("chunked_prefill")),
+        long_prefill_token_threshold=whole(told.get("long_prefill_token_threshold")),
+        scheduler_reserve_full_isl=flag(told.get("scheduler_reserve_full_isl")),
+        watermark=number(told.get("watermark")),
+        policy=text(told.get("policy")),
+        async_scheduling=flag(told.get("async_scheduling")),
+        max_loras=whole(told.get("max_loras")),
+        connector=text(told.get("connector")),
+        speculative_method=text(told.get("speculative_method")),
+        speculative_tokens=whole(told.get("speculative_tokens")),
+        drops_hit_unit=flag(told.get("drops_hit_unit")),
+        draft_slots=whole(told.get("draft_slots")),
+        lookahead_tokens=whole(told.get("lookahead_tokens")),
     )
 
 
@@ -241,58 +242,21 @@ def _groups(metadata: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[G
         for group in described:
             if isinstance(group, Mapping):
                 yield Group(
-                    _text(group.get("kind")),
-                    _whole(group.get("block_size")) or None,
-                    _whole(group.get("bytes_per_block")),
+                    text(group.get("kind")),
+                    whole(group.get("block_size")) or None,
+                    whole(group.get("bytes_per_block")),
                 )
         return
     sizes = cache.get("block_size")
     for size in sizes if isinstance(sizes, list) else [sizes]:
-        if _whole(size):
-            yield Group(None, _whole(size))
-
-
-def _processes(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    processes = metadata.get("processes")
-    if not isinstance(processes, list):
-        return []
-    return [process for process in processes if isinstance(process, Mapping)]
+        if whole(size):
+            yield Group(None, whole(size))
 
 
 def _engine_ranks(metadata: Mapping[str, Any]) -> set[int]:
     ranks = (
-        _whole(process.get("rank"))
-        for process in _processes(metadata)
+        whole(process.get("rank"))
+        for process in parts(metadata, "processes")
         if process.get("role") == "engine"
     )
     return {rank for rank in ranks if rank is not None}
-
-
-def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = whole.get(name)
-    return part if isinstance(part, Mapping) else {}
-
-
-def _text(value: Any) -> str | None:
-    """Text, or a list of which the first counts (a model may be served under several names)."""
-    if isinstance(value, list) and value:
-        value = value[0]
-    return value if isinstance(value, str) else None
-
-
-_MOST = 10**12
-"""No fact is a larger number; one that is, or a negative one, is damage."""
-
-
-def _whole(value: Any) -> int | None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_whole and 0 <= value <= _MOST else None
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value <= _MOST else None
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None

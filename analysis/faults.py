@@ -70,6 +70,8 @@ def _disorder(raw: bytes, table: Table, last: dict[tuple[str, ...], float]) -> s
     if not table.in_order:
         return None
     row = dict(zip(table.columns, next(csv.reader([raw.decode()])), strict=False))
+    if any(row[name] not in values for name, values in table.in_order_where.items()):
+        return None
     key, time = tuple(row[column] for column in table.in_order), float(row[table.time])
     before = last.get(key, time)
     last[key] = time

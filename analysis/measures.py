@@ -103,6 +103,10 @@ def _observed_sec(found: Summary) -> float:
     return found.session.duration_sec - found.session.begin_sec
 
 
+def _graphs_unused(found: Summary) -> float | None:
+    return None if found.graph_ledger is None else found.graph_ledger.unused.never.graphs
+
+
 def _evictions_reused(found: Summary) -> float:
     return found.evictions.total.blocks - found.evictions.total.never_reused
 
@@ -504,6 +508,50 @@ _REQUESTS = (
     ),
     Measure("duration", "s", "From the end of the warm-up to the last event.", None, _observed_sec),
 )
+_GPU = (
+    Measure(
+        "graph_coverage",
+        "share",
+        "Executions that ran in a CUDA graph, dummy ones left out.",
+        "higher",
+        lambda found: found.cuda_graphs.execution_share,
+    ),
+    Measure(
+        "graph_token_coverage",
+        "share",
+        "Tokens that were computed in a CUDA graph, without padding, of all tokens.",
+        "higher",
+        lambda found: found.cuda_graphs.token_share,
+    ),
+    Measure(
+        "graph_padding",
+        "share",
+        "Padding, of all tokens that CUDA graphs computed.",
+        None,
+        lambda found: found.cuda_graphs.padding.share,
+    ),
+    Measure(
+        "graphs_unused",
+        "graphs",
+        "CUDA graphs that were captured and never replayed.",
+        "lower",
+        _graphs_unused,
+    ),
+    Measure(
+        "graph_memory",
+        "bytes",
+        "GPU memory that capturing CUDA graphs took, on the worker where it took most.",
+        None,
+        lambda found: None if found.graph_ledger is None else found.graph_ledger.total.memory_bytes,
+    ),
+    Measure(
+        "gpu_memory_peak",
+        "bytes",
+        "The most memory in use on a GPU, of all processes.",
+        None,
+        lambda found: max((gpu.peak_used_bytes for gpu in found.memory.gpus), default=None),
+    ),
+)
 CATALOGUE: tuple[Measure, ...] = (
     *_PREFIX_CACHE,
     *_LATENCY,
@@ -512,6 +560,7 @@ CATALOGUE: tuple[Measure, ...] = (
     *_USAGE,
     *_EVICTIONS,
     *_REQUESTS,
+    *_GPU,
 )
 
 _BY_NAME = {measure.name: measure for measure in CATALOGUE}

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
+from analysis.admission import block_size_of
+from analysis.facts import Facts
 from analysis.prompts import ENGINES, Prompts
 from analysis.quantiles import of_sample
+from analysis.usage import Usage
 
 COLUMNS = ("timestamp_sec", "event", "num_blocks", "engine")
 
@@ -42,7 +45,9 @@ class Short:
     much earlier, it would have been found. ``blocks``: those that were missed for no other reason
     than evictions, in their prompt as far back as the hit; ``more_blocks_p50``, ``_p90`` and
     ``_max``: of these, by how many blocks the pool was too small, at most: the blocks that were
-    handed out from the eviction to the lookup, each of which a larger pool puts off by one.
+    handed out from the eviction to the lookup, each of which a larger pool puts off by one; and
+    no more than would hold all contents that the session ever had, beside what requests held at
+    the peak. ``bounded``: those for which that was less.
     """
 
     late_p50_sec: float | None
@@ -51,6 +56,7 @@ class Short:
     more_blocks_p50: int | None
     more_blocks_p90: int | None
     more_blocks_max: int | None
+    bounded: int
 
 
 @dataclass(frozen=True)
@@ -122,13 +128,44 @@ class HandedOut:
         )
 
 
-def measure(prompts: Prompts, blocks: pl.DataFrame, handed_out: pl.DataFrame) -> MissReasons:
+def useful(
+    facts: Facts, usage: Usage, prompts: Prompts, contents: Mapping[int, int]
+) -> dict[int, int]:
+    """By engine, the blocks that would hold all that the session ever had, beyond what its pool
+    has: all contents, and room for what requests held at the peak. Engines of which that is not
+    known are left out: with several KV cache groups, or requests that have not ended.
+
+    Args:
+        facts: of the session.
+        usage: of its pools.
+        prompts: of the session.
+        contents: how many different ones each engine computed.
+
+    """
+    if block_size_of(facts, usage) is None or prompts.asked["request"].null_count():
+        return {}
+    every = {
+        pool.engine: contents.get(pool.engine, 0) + pool.peak.held_blocks - pool.end.total_blocks
+        for pool in usage.pools
+        if pool.engine is not None
+    }
+    # Where they would all fit, blocks were lost for other reasons than room.
+    return {engine: blocks for engine, blocks in every.items() if blocks > 0}
+
+
+def measure(
+    prompts: Prompts,
+    blocks: pl.DataFrame,
+    handed_out: pl.DataFrame,
+    useful: Mapping[int, int] | None = None,
+) -> MissReasons:
     """Sum up the session's missed blocks.
 
     Args:
         prompts: the session's prompts.
         blocks: what ``analysis.misses.classify`` said of them.
         handed_out: what ``HandedOut`` counted.
+        useful: what the function of this name found.
 
     """
     asked = prompts.asked.filter("in_window").with_columns(
@@ -141,7 +178,7 @@ def measure(prompts: Prompts, blocks: pl.DataFrame, handed_out: pl.DataFrame) ->
     if unknown.height:
         reasons["unknown"] = replace(reasons["unknown"], requests=unknown.height)
     partial = int(known.select((pl.col("query_tokens") % pl.col("block_size")).sum()).item())
-    lost = with_shortfall(blocks, handed_out).join(
+    lost = with_shortfall(blocks, handed_out, useful or {}).join(
         known.select("lookup", "block_size"), on="lookup"
     )
     recomputed = int(lost["block_size"].sum())
@@ -196,8 +233,11 @@ def _by_reason(known: pl.DataFrame, blocks: pl.DataFrame, unknown_tokens: int) -
     return {**found, "unknown": Missed(0, unknown_tokens, 0)} if unknown_tokens else found
 
 
-def with_shortfall(blocks: pl.DataFrame, handed_out: pl.DataFrame) -> pl.DataFrame:
-    """The blocks that had been evicted, with ``late_sec`` and ``more_blocks``.
+def with_shortfall(
+    blocks: pl.DataFrame, handed_out: pl.DataFrame, useful: Mapping[int, int] | None = None
+) -> pl.DataFrame:
+    """The blocks that had been evicted, with ``late_sec`` and ``more_blocks``, and whether these
+    are ``bounded`` by what is ``useful``.
 
     ``more_blocks`` is what would have kept this block and those before it in its prompt: with n
     blocks more in the pool, vLLM's queue of free blocks takes each block n handed-out blocks
@@ -232,6 +272,7 @@ def with_shortfall(blocks: pl.DataFrame, handed_out: pl.DataFrame) -> pl.DataFra
 
     since = up_to("timestamp_sec", inclusive=True) - up_to("evicted_sec", inclusive=False)
     reachable = pl.col("first_other").is_null() | (pl.col("index") < pl.col("first_other"))
+    most = pl.col("engine").replace_strict(useful or {}, default=None, return_dtype=pl.Int64)
     return (
         lost.with_columns(since=since)
         .join(other, on="lookup", how="left")
@@ -240,6 +281,8 @@ def with_shortfall(blocks: pl.DataFrame, handed_out: pl.DataFrame) -> pl.DataFra
             late_sec=pl.col("timestamp_sec") - pl.col("evicted_sec"),
             more_blocks=pl.when(reachable).then(pl.col("since").cum_max().over("lookup")),
         )
+        .with_columns(bounded=(pl.col("more_blocks") > most).fill_null(value=False))
+        .with_columns(more_blocks=pl.when("bounded").then(most).otherwise("more_blocks"))
     )
 
 
@@ -258,6 +301,7 @@ def _short(lost: pl.DataFrame) -> Short:
         more_blocks_p50=blocks(50),
         more_blocks_p90=blocks(90),
         more_blocks_max=blocks(100),
+        bounded=int(lost["bounded"].sum()),
     )
 
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from analysis.prompts import ENGINES, KEY, Prompts, parts
+from analysis.prompts import ENGINES, KEY, Prompts
 
 REASONS = (
     "compulsory",
@@ -103,18 +103,23 @@ class Evicted:
         return pl.concat([empty, *self.parts])
 
 
-def missed(prompts: Prompts) -> pl.DataFrame:
+def missed(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
     """The missed blocks whose content some other request has, too, of lookups in the window.
 
     All other missed blocks are ``compulsory``; those that end their prompt are ``last token``.
     Neither are here: ``Prompts.asked`` tells how many there are.
 
-    Columns: ``lookup``, ``timestamp_sec``, ``index``, ``key``, ``first`` (the first one that this
-    lookup missed); and of the requests with this content that began to run before, on the same
-    engine: ``computing``, one that was still computing it, and ``made_sec``, when it was last
-    computed if none was.
+    Columns: ``lookup``, ``timestamp_sec``, ``index``, ``key``, ``piece`` (the key of the piece that
+    it belongs to), ``first`` (the first one that this lookup missed); and of the requests with this
+    content that began to run before, on the same engine: ``computing``, one that was still
+    computing it, and ``made_sec``, when it was last computed if none was.
+
+    Args:
+        prompts: of the session, with their contents.
+        pieces: what ``analysis.pieces.shared`` found.
+
     """
-    asked = prompts.asked.lazy().filter("in_window").drop_nulls("request")
+    asked = prompts.asked.filter("in_window").drop_nulls("request")
     lookups = asked.select(
         "order",
         "lookup",
@@ -122,37 +127,35 @@ def missed(prompts: Prompts) -> pl.DataFrame:
         "first_missed",
         beyond=pl.col("full_blocks") - pl.col("ends_prompt").cast(pl.Int64),
     )
-    return pl.concat(
-        _missed(_holders(part, prompts.runs), lookups) for part in parts(prompts.contents)
-    )
-
-
-def _missed(holders: pl.DataFrame, lookups: pl.LazyFrame) -> pl.DataFrame:
-    before = pl.col("key") == pl.col("key").shift(1)
-    # One column after the other takes a fifth of the time that a lazy frame takes.
+    begin = pl.max_horizontal("index", "first_missed")
+    end = pl.min_horizontal(pl.col("index") + pl.col("blocks"), "beyond")
     return (
-        holders.sort("order")
-        .sort("key", maintain_order=True)
-        .with_columns(latest_sec=pl.col("computing_sec").cum_max().over("key"))
-        .with_columns(
-            computing=pl.when(pl.col("computing_sec") == pl.col("latest_sec"))
-            .then("request")
-            .forward_fill(),
-            made_sec=pl.col("made_sec").fill_null(_NEVER).cum_max().over("key"),
-        )
-        .with_columns(pl.when(before).then(pl.col("latest_sec", "computing", "made_sec").shift(1)))
+        _with_makers(_holders(pieces, prompts.runs))
         .lazy()
         .filter("in_prompt")
-        .join(lookups, on="order")
-        .filter(pl.col("index").is_between("first_missed", "beyond", closed="left"))
+        .join(lookups.lazy(), on="order")
+        .filter(begin < end)
+        .select(
+            "lookup",
+            "timestamp_sec",
+            "first_missed",
+            index=pl.int_ranges(begin, end, dtype=pl.UInt32),
+            row=pl.col("at") - pl.col("index"),
+            piece="key",
+            computing=pl.when(pl.col("latest_sec") > pl.col("timestamp_sec")).then("computing"),
+            made_sec=pl.when(pl.col("made_sec") > _NEVER).then("made_sec"),
+        )
+        .explode("index", empty_as_null=False)
+        .with_columns(row=pl.col("row") + pl.col("index"))
         .select(
             "lookup",
             "timestamp_sec",
             "index",
-            "key",
+            "piece",
+            "computing",
+            "made_sec",
+            key=pl.lit(prompts.contents["key"]).gather("row"),
             first=pl.col("index") == pl.col("first_missed"),
-            computing=pl.when(pl.col("latest_sec") > pl.col("timestamp_sec")).then("computing"),
-            made_sec=pl.when(pl.col("made_sec") > _NEVER).then("made_sec"),
         )
         .collect()
     )
@@ -161,43 +164,37 @@ def _missed(holders: pl.DataFrame, lookups: pl.LazyFrame) -> pl.DataFrame:
 _NEVER = -1.0
 
 
-def _holders(contents: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
-    """Which requests computed the contents that several have, in which run, and when.
-
-    ``computing_sec``: until when it was being computed; ``made_sec``: since when it was there,
-    null where that run did not get so far.
-    """
+def _holders(pieces: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """The pieces in each run of the requests that have them: until when it was being computed
+    (``computing_sec``), and since when it was there (``made_sec``; null where that run did not get
+    so far)."""
     first_token = pl.col("first_token_sec")
     in_prefill = first_token.is_between("begin_sec", "end_sec") & pl.col("in_prompt")
-    return (
-        contents.lazy()
-        .join(
-            _several(contents).lazy(),
-            left_on=pl.col("key") // ENGINES,
-            right_on="content",
-            how="semi",
-        )
-        .join(runs.lazy(), on="request")
-        .select(
-            "key",
-            "order",
-            "request",
-            "index",
-            "in_prompt",
-            computing_sec=pl.when(in_prefill).then(first_token).otherwise("end_sec"),
-            made_sec=pl.when("made").then(
-                pl.when(in_prefill).then(first_token).when("last").then("end_sec")
-            ),
-        )
-        .collect()
+    return pieces.join(runs, on="request").select(
+        *("key", "order", "request", "index", "blocks", "at", "in_prompt"),
+        computing_sec=pl.when(in_prefill).then(first_token).otherwise("end_sec"),
+        made_sec=pl.when("made").then(
+            pl.when(in_prefill).then(first_token).when("last").then("end_sec")
+        ),
     )
 
 
-def _several(contents: pl.DataFrame) -> pl.DataFrame:
-    """The content ids that more than one request has. Sorting takes less memory than grouping."""
-    ids: pl.Series = (contents["key"] // ENGINES).sort()
-    again: pl.Series = ids.filter(ids == ids.shift(1)).unique()
-    return again.to_frame("content")
+def _with_makers(holders: pl.DataFrame) -> pl.DataFrame:
+    """The holders with what those before them come to: ``latest_sec``, until when the last of them
+    was computing it, and which one that was, ``computing``; ``made_sec``, since when the newest
+    was there."""
+    before = pl.col("key") == pl.col("key").shift(1)
+    return (
+        holders.sort("key", "order")
+        .with_columns(latest_sec=pl.col("computing_sec").cum_max().over("key"))
+        .with_columns(
+            computing=pl.when(pl.col("computing_sec") == pl.col("latest_sec"))
+            .then("request")
+            .forward_fill(),
+            made_sec=pl.col("made_sec").fill_null(_NEVER).cum_max().over("key"),
+        )
+        .with_columns(pl.when(before).then(pl.col("latest_sec", "computing", "made_sec").shift(1)))
+    )
 
 
 def wanted(blocks: pl.DataFrame) -> pl.Series:
@@ -209,6 +206,7 @@ def wanted(blocks: pl.DataFrame) -> pl.Series:
 def classify(
     blocks: pl.DataFrame,
     prompts: Prompts,
+    pieces: pl.DataFrame,
     evicted: pl.DataFrame,
     *,
     group: int = 0,
@@ -224,6 +222,7 @@ def classify(
     Args:
         blocks: what ``missed`` found.
         prompts: of the same session.
+        pieces: of its prompts.
         evicted: what ``Evicted`` found for ``wanted(blocks)``.
         group: the KV cache group that is spoken of.
         drops_hit_block: speculative decoding gives the last block of a hit up again.
@@ -248,7 +247,7 @@ def classify(
     )
     place = ["lookup", "index"]
     return (
-        known.join(_other_ranks(known, prompts, evicted, group), on=place, how="left")
+        known.join(_other_ranks(known, prompts, pieces, evicted, group), on=place, how="left")
         .join(_lacking_groups(known, evicted, group), on=place, how="left")
         .with_columns(reason=reason)
     )
@@ -277,14 +276,18 @@ def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:
 
 
 def _other_ranks(
-    blocks: pl.DataFrame, prompts: Prompts, evicted: pl.DataFrame, group: int
+    blocks: pl.DataFrame,
+    prompts: Prompts,
+    pieces: pl.DataFrame,
+    evicted: pl.DataFrame,
+    group: int,
 ) -> pl.DataFrame:
     """The lowest rank whose cache held a block's content that this block's own engine lacked."""
     found = [pl.DataFrame(schema={"lookup": pl.UInt32, "index": pl.UInt32, "rank": pl.Int64})]
     ranks = prompts.asked["engine"].unique().sort().to_list()
     if len(ranks) > 1:
-        holders = _holders(prompts.contents, prompts.runs)
-        made = holders.select("key", "made_sec").drop_nulls().sort("made_sec")
+        holders = _holders(pieces, prompts.runs)
+        made = holders.select("made_sec", piece="key").drop_nulls().sort("made_sec")
         lacking = blocks.filter(pl.col("made_sec").is_null()).drop("made_sec")
         for rank in ranks:
             there = (
@@ -294,12 +297,13 @@ def _other_ranks(
                     "index",
                     "timestamp_sec",
                     key=pl.col("key") // ENGINES * ENGINES + rank,
+                    piece=pl.col("piece") // ENGINES * ENGINES + rank,
                 )
                 .join_asof(
                     made,
                     left_on="timestamp_sec",
                     right_on="made_sec",
-                    by="key",
+                    by="piece",
                     check_sortedness=False,
                 )
                 .drop_nulls("made_sec")

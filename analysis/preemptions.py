@@ -13,6 +13,10 @@ victim's blocks were freed. Where none follows, the request that needed room was
 it was the last one to preempt, and its own blocks did not make room enough either. A prompt that
 is admitted by its first chunk and does not fit with its second is preempted like this again and
 again.
+
+With a KV connector, blocks that a step in flight may still write to are parked until it has ended
+(``Scheduler._free_request_blocks`` in vllm/v1/core/sched/scheduler.py): preempting frees nothing at
+once. vLLM 0.32 then puts the preemption off, and what needs a block gets no tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -73,6 +77,24 @@ class ByItself:
 
 
 @dataclass(frozen=True)
+class Parked:
+    """What preempting did not free at once.
+
+    ``preemptions``: those, of the resumed ones, whose ``blocks`` came free only after the step that
+    preempted them; ``most_steps`` later and ``longest_sec`` later at most. ``put_off_steps``: steps
+    before a preemption that left running requests out while no block was free, since the blocks
+    of the one to preempt were in flight; ``put_off_sec``: until the preemption, all added up.
+    """
+
+    preemptions: int
+    blocks: int
+    most_steps: int
+    longest_sec: float
+    put_off_steps: int
+    put_off_sec: float
+
+
+@dataclass(frozen=True)
 class Preemptions:
     """``count``: preemptions in all ``steps`` of the scheduler, idle ones included.
 
@@ -81,6 +103,7 @@ class Preemptions:
     from 0 to 1, of the ``scheduled_tokens`` that were computed in all. ``lost_sec``: the sum over
     the requests. ``costliest``: most recomputed tokens first. ``by_itself``: how many were for the
     victim's own needs; ``livelocks``: the requests that this happened to, most often first.
+    ``parked``: what preempting did not free at once.
     """
 
     count: int
@@ -93,6 +116,7 @@ class Preemptions:
     costliest: tuple[Preemption, ...]
     by_itself: int
     livelocks: tuple[ByItself, ...]
+    parked: Parked
 
 
 def victims(runs: pl.DataFrame, prompts: Prompts, begin_sec: float) -> pl.DataFrame:
@@ -250,19 +274,87 @@ def measure(session: Session, facts: Facts, preempted: pl.DataFrame, taken: Take
             .head(SHOWN)
             .iter_rows(named=True)
         ),
+        parked=_parked(session, facts, priced),
     )
+
+
+def _parked(session: Session, facts: Facts, priced: pl.DataFrame) -> Parked:
+    later = priced.drop_nulls("parked_steps")
+    steps, seconds = _put_off(session, facts)
+    return Parked(
+        preemptions=later.height,
+        blocks=int(later["freed_blocks"].sum()),
+        most_steps=max(later["parked_steps"], default=0),
+        longest_sec=max(later["parked_sec"], default=0.0),
+        put_off_steps=steps,
+        put_off_sec=seconds,
+    )
+
+
+def _put_off(session: Session, facts: Facts) -> tuple[int, float]:
+    """Steps that could not preempt, and the time until they could.
+
+    Right before a step that preempts they leave requests out that run, and no block is free. There
+    are such steps with a KV connector alone.
+    """
+    if facts.scheduler.connector is None:
+        return 0, 0.0
+    preempting = pl.col("preempted_reqs") > 0
+    short = (pl.col("running_reqs") > pl.col("scheduled_reqs")) & ~preempting
+    steps = session.collect(
+        TABLE,
+        lambda table: (
+            table.select(
+                "engine",
+                "timestamp_sec",
+                "repeats",
+                until="timestamp_sec",
+                put_off=short & pl.when(~short).then(preempting).backward_fill().over("engine"),
+            )
+            .with_columns(pl.col("until").shift(-1).over("engine"))
+            .filter("put_off")
+        ),
+    )
+    if steps.is_empty():
+        return 0, 0.0
+    pools = session.collect(
+        "kv_cache_usage",
+        lambda table: table.filter(pl.col("pool") == 0).select(
+            "engine", "timestamp_sec", full=pl.col("cached_blocks") + pl.col("free_blocks") == 0
+        ),
+        history=True,
+    )
+    full = steps.sort("timestamp_sec").join_asof(
+        pools.sort("timestamp_sec"), on="timestamp_sec", by="engine", check_sortedness=False
+    )
+    lasted = pl.col("until") - pl.col("timestamp_sec")
+    count, seconds = full.filter("full").select(pl.col("repeats").sum(), lasted.sum()).row(0)
+    return int(count), float(seconds)
 
 
 def bill(session: Session, facts: Facts, preempted: pl.DataFrame) -> pl.DataFrame:
     """The victims with ``computed``, ``recomputed``, ``lost_sec``, ``made_room_for`` and
-    ``by_itself``."""
+    ``by_itself``; ``freed_blocks``, and if these were parked, for how many steps and how long
+    (``parked_steps``, ``parked_sec``): then ``preempted_sec`` is when that began."""
     moves = _moves(session, facts, preempted)
-    freed = (
+    steps = session.collect(
+        TABLE,
+        lambda table: table.filter(pl.col("preempted_reqs") > 0).select(
+            "engine", "step", "preempted_reqs", at="timestamp_sec"
+        ),
+        history=True,
+    )
+    freed = _with_parking(
+        session,
         moves.filter(pl.col("event") == "free")
         .join(preempted, on="run")
         .filter(pl.col("timestamp_sec") == pl.col("preempted_sec"))
         .group_by("run")
-        .agg(pl.col("row", "step").last())
+        .agg(
+            pl.col("row", "step", "engine", "preempted_sec").last(),
+            freed_blocks=pl.col("num_blocks").sum(),
+        ),
+        steps,
     )
     cached = moves.filter(pl.col("event") == "cache")
     # What was scheduled in the step that preempted it was not computed any more.
@@ -277,6 +369,7 @@ def bill(session: Session, facts: Facts, preempted: pl.DataFrame) -> pl.DataFram
     priced = (
         preempted.join(freed, on="run", how="left")
         .join(kept, on="run", how="left")
+        .with_columns(pl.col("preempted_sec") - pl.col("parked_sec").fill_null(0))
         .with_columns(computed=pl.when(full >= every // size).then(every).otherwise(full * size))
         .with_columns(recomputed=(pl.col("computed") - pl.col("found")).clip(0))
     )
@@ -290,7 +383,7 @@ def bill(session: Session, facts: Facts, preempted: pl.DataFrame) -> pl.DataFram
     )
     end = pl.when(wanted <= 0).then("resumed_sec").otherwise(pl.coalesce("back_sec", "until_sec"))
     return (
-        _with_cause(session, priced)
+        _with_cause(session, priced, steps)
         .join(back, on="next_run", how="left")
         .with_columns(lost_sec=end - pl.col("preempted_sec"))
         .sort("run")
@@ -330,15 +423,63 @@ def _moves(session: Session, facts: Facts, preempted: pl.DataFrame) -> pl.DataFr
     )
 
 
-def _with_cause(session: Session, priced: pl.DataFrame) -> pl.DataFrame:
-    """What came next in the step of each preemption, after its blocks were freed."""
-    # Freed in a step that preempted nobody: the blocks were parked, so this is no such step.
-    steps = session.collect(
-        TABLE,
-        lambda table: table.filter(pl.col("preempted_reqs") > 0).select("engine", "step"),
-        history=True,
+_IN_FLIGHT = 16
+"""No more steps are in flight at once."""
+
+
+def _with_parking(session: Session, freed: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """What was freed, each with the ``parked_steps`` and ``parked_sec`` since the step that
+    preempted its request, if that had been scheduled before; ``step``: of the preemption.
+
+    A step frees what it preempts before ``schedule()`` returns. What comes free later is laid to
+    the last step that preempted more than was freed in it; with several in flight it may have been
+    an earlier one, so the wait is told too short rather than too long.
+    """
+    place = ["engine", "step"]
+    dropped = _rows(session, lambda table: table.filter(pl.col("event") == "reset"), freed)
+    after_drop = freed.join(dropped.select(*place, drop="row"), on=place).filter(
+        pl.col("drop") > pl.col("row")
     )
-    told = priced.drop_nulls("row").join(steps, on=["engine", "step"], how="semi").sort("row")
+    at_once = freed.join(steps, on=place).filter(pl.col("preempted_sec") <= pl.col("at"))
+    counts = at_once.group_by(place).agg(freed=pl.len())
+    waiting = (
+        steps.join(counts, on=place, how="left")
+        .filter(pl.col("preempted_reqs") > pl.col("freed").fill_null(0))
+        .select("engine", "at", preempting="step")
+        .sort("at")
+    )
+    parked = (
+        freed.join(
+            pl.concat([at_once.select("run"), after_drop.select("run")]), on="run", how="anti"
+        )
+        .sort("preempted_sec")
+        .join_asof(
+            waiting, left_on="preempted_sec", right_on="at", by="engine", check_sortedness=False
+        )
+        .filter(pl.col("step") - pl.col("preempting") <= _IN_FLIGHT)
+        .select(
+            "run",
+            "preempting",
+            parked_steps=pl.col("step") - pl.col("preempting"),
+            parked_sec=pl.col("preempted_sec") - pl.col("at"),
+        )
+    )
+    return (
+        freed.join(parked, on="run", how="left")
+        .with_columns(step=pl.coalesce("preempting", "step"))
+        .drop("preempting", "engine", "preempted_sec")
+    )
+
+
+def _with_cause(session: Session, priced: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """What came next in the step of each preemption, after its blocks were freed; of those that
+    were parked the tables do not tell."""
+    told = (
+        priced.drop_nulls("row")
+        .filter(pl.col("parked_steps").is_null())
+        .join(steps, on=["engine", "step"], how="semi")
+        .sort("row")
+    )
     after = _rows(
         session,
         lambda table: table.filter(

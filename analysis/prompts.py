@@ -8,8 +8,7 @@ preempted has several runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
@@ -38,15 +37,20 @@ class Prompts:
     ``runs``: ``request``, ``order``, ``begin_sec``, ``end_sec``, ``first_token_sec``, ``last``
     (it is the request's last one), one row a run.
     ``contents``: ``key``, ``request``, ``index`` of every full block of every request, output
-    blocks after those of the prompt, ``made`` (the request has computed it), ``in_prompt``.
+    blocks after those of the prompt, ``made`` (the request has computed it), ``in_prompt``;
+    request by request.
+    ``made``: ``request``, ``engine`` and how many ``blocks`` it has computed, if any.
     """
 
     asked: pl.DataFrame
     runs: pl.DataFrame
     contents: pl.DataFrame
+    made: pl.DataFrame
 
+    def without_contents(self) -> Prompts:
+        """The same, without what takes most of the memory."""
+        return replace(self, contents=self.contents.clear())
 
-_PART = 1_000_000
 
 COLUMNS = (
     "timestamp",
@@ -102,15 +106,12 @@ class Collected:
         self.requests.clear()
         self.contents.clear()
         admissions = _admissions(session, requests)
-        return Prompts(_asked(session, requests, admissions), _runs(session, admissions), contents)
-
-
-def parts(contents: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """The contents in pieces of a million or so, each with all that has the same content id: what
-    is worked out for each content takes that much less memory."""
-    count = 1 + contents.height // _PART
-    for number in range(count):
-        yield contents.filter(pl.col("key") // ENGINES % count == number)
+        return Prompts(
+            _asked(session, requests, admissions),
+            _runs(session, admissions),
+            contents,
+            _made(contents),
+        )
 
 
 def read(session: Session) -> Prompts:
@@ -184,6 +185,17 @@ def _contents(requests: pl.DataFrame) -> pl.DataFrame:
             in_prompt=pl.col("index") < pl.col("prompt_blocks"),
         )
         .drop_nulls("key")
+        .collect()
+    )
+
+
+def _made(contents: pl.DataFrame) -> pl.DataFrame:
+    return (
+        contents.lazy()
+        .filter("made")
+        .with_columns(pl.col("request").set_sorted())
+        .group_by("request")
+        .agg(engine=pl.col("key").first() % ENGINES, blocks=pl.len().cast(pl.Int64))
         .collect()
     )
 

@@ -21,14 +21,11 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from analysis import usage
-from analysis.alike import in_runs
 from analysis.facts import FULL_ATTENTION, Facts
 from analysis.prompts import Prompts
 from analysis.session import Session
 
 COLUMNS = ("timestamp_sec", "event", "num_blocks", "request_id", "engine")
-EVICTION_COLUMNS = ("timestamp_sec", "evictable_sec", "owner_request", "engine")
-
 SHOWN = 10
 """How many requests are named."""
 
@@ -80,32 +77,6 @@ class Rent:
     saved_per_kept: float | None
     renters: int
     top: tuple[Renter, ...]
-
-
-@dataclass
-class Kept:
-    """Of the evictions seen so far: how long their contents had been kept, by owner."""
-
-    begin_sec: float
-    parts: list[pl.DataFrame] = field(default_factory=list)
-
-    def add(self, batch: pl.DataFrame) -> None:
-        since = (pl.col("timestamp_sec") - self.begin_sec).clip(0)
-        kept = pl.min_horizontal("evictable_sec", since).sum()
-        self.parts.append(
-            in_runs(batch, ["engine", "owner_request"], kept=kept)
-            .group_by("engine", request_id=pl.col("owner_request").fill_null(""))
-            .agg(pl.col("kept").sum())
-        )
-        if len(self.parts) == 64:
-            self.parts = [self.result()]
-
-    def result(self) -> pl.DataFrame:
-        """``kept`` block-seconds by ``engine`` and ``request_id``."""
-        empty = pl.DataFrame(
-            schema={"engine": pl.Int64, "request_id": pl.String, "kept": pl.Float64}
-        )
-        return pl.concat([empty, *self.parts]).group_by(_NAME).agg(pl.col("kept").sum())
 
 
 @dataclass
@@ -184,7 +155,7 @@ def measure(
     uses: pl.DataFrame,
     returns: pl.DataFrame,
     held: Held,
-    kept: Kept,
+    kept: pl.DataFrame,
 ) -> Rent:
     """The rent over all engines of the session.
 
@@ -195,16 +166,16 @@ def measure(
         uses: what ``analysis.uses.shared`` found.
         returns: what ``analysis.uses.returns`` made of them.
         held: that has seen the allocations of the session.
-        kept: that has seen its evictions.
+        kept: for how many block-seconds what was evicted had been ``kept``, by ``engine`` and
+            ``request_id``, its last holder.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    left = kept.result()
     paid = (
         held.result()
-        .join(left, on=_NAME, how="full", coalesce=True)
+        .join(kept, on=_NAME, how="full", coalesce=True)
         .with_columns(pl.col(_PHASES).fill_null(0.0))
         .with_columns(total=pl.sum_horizontal(_PHASES))
     )
@@ -221,7 +192,7 @@ def measure(
         pool_held=pool_held,
         pool_kept=pool_kept,
         shared=_shared(uses, session.begin_sec),
-        kept_until_evicted=float(left["kept"].sum()),
+        kept_until_evicted=float(kept["kept"].sum()),
         saved_tokens=saved,
         saved_per_kept=saved / pool_kept if pool_kept else None,
         renters=paid.filter((pl.col("total") > 0) & (pl.col("request_id") != "")).height,
@@ -250,7 +221,7 @@ def _shared(uses: pl.DataFrame, begin_sec: float) -> float:
     """Block-seconds for which found blocks had another, earlier holder."""
     both = pl.min_horizontal("end_sec", "latest_sec") - pl.col("begin_sec").clip(begin_sec)
     counts = pl.col("found") & pl.col("latest_sec").is_not_null()
-    return float(uses.lazy().select(both.clip(0).filter(counts).sum()).collect().item())
+    return float(uses.select((both.clip(0) * pl.col("blocks")).filter(counts).sum()).item())
 
 
 def _top(paid: pl.DataFrame, prompts: Prompts, returns: pl.DataFrame) -> tuple[Renter, ...]:

@@ -23,6 +23,7 @@ from polars.io.plugins import register_io_source
 from analysis.errors import SessionError
 from analysis.faults import first_fault, no_number
 from analysis.find import JOURNAL, METADATA, find_session
+from analysis.metadata import part, text
 from analysis.reading import Extent, csv_schema, extent, frames, last_line
 from analysis.tables import FORMAT_VERSION, LONGEST_SEC, TABLES, Table
 
@@ -104,32 +105,22 @@ class Session:
     ) -> pl.DataFrame:
         """The result of a query over a table, computed by the streaming engine.
 
-        What the query reads is checked on its way: a required value that is empty is a line that
-        is cut short, and a number out of bounds is damage.
+        The table is checked before, once: a required value that is empty is a line that is cut
+        short, a number out of bounds is damage, and so are rows out of order.
 
         Raises:
             SessionError: the file cannot be read, or a line of it is malformed.
 
         """
         known = TABLES[table]
-        is_damaged = False
-
-        def checked(rows: pl.DataFrame) -> pl.DataFrame:
-            nonlocal is_damaged
-            is_damaged = is_damaged or _is_damaged(known, rows)
-            return rows
-
-        rows = self.scan(table, history=history)
         with self._reading(known):
+            # Apart from the query, which then reads what it needs alone.
             if not known.is_csv:
-                # Checked as they are read; a check on the way would read the lists, too.
                 self._short_columns(known)
             elif table not in self._checked:
-                rows = rows.map_batches(checked, streamable=True)
-            result = query(rows).collect(engine="streaming")
-        if is_damaged:
-            raise self._malformed(known, _DAMAGED)
-        return result
+                for _ in self.batches(table, known.checked, history=True):
+                    pass
+            return query(self.scan(table, history=history)).collect(engine="streaming")
 
     def batches(
         self, table: str, columns: Sequence[str], *, history: bool = False
@@ -144,7 +135,7 @@ class Session:
         with self._reading(known):
             every = history or not self.begin_sec
             wanted = columns if every else list(dict.fromkeys([*columns, known.time]))
-            in_order = _InOrder(known, wanted)
+            in_order = _InOrder(known, wanted if self._tells_order(known) else ())
             for frame in self._frames(known, wanted):
                 if _is_damaged(known, frame) or not in_order.goes_on(frame):
                     raise self._malformed(known, _DAMAGED)
@@ -154,27 +145,46 @@ class Session:
 
     @cached_property
     def _checked(self) -> set[str]:
-        """Tables that went by batch by batch and were sound: a query's check doubles its scan."""
+        """Tables that went by batch by batch and were sound."""
         return set()
 
+    def _tells_order(self, table: Table) -> bool:
+        """Lookups of requests that wait for a KV connector's transfer are told when it ends."""
+        return not (
+            table.in_order_where and text(part(self.metadata, "scheduler").get("connector"))
+        )
+
     def _frames(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        if table.is_csv or any(column in table.lists for column in columns):
-            yield from frames(self._path(table), table, self._extent(table), columns)
-        else:
+        if table.is_csv or (
+            table.name in self._read_columns and not table.lists.isdisjoint(columns)
+        ):
+            yield from self._read(table, columns)
+        elif table.lists.isdisjoint(columns):
             yield from self._short_columns(table).select(columns).iter_slices(_ROWS)
+        else:
+            yield from self._with_short_columns(table, columns)
+
+    def _read(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        return frames(self._path(table), table, self._extent(table), columns)
 
     def _short_columns(self, table: Table) -> pl.DataFrame:
         """What of a JSON-lines table is no list, which is a small part of it: JSON is slow to
         read, and many ask for a few of its columns."""
         if table.name not in self._read_columns:
-            columns = [column for column in table.columns if column not in table.lists]
-            empty = pl.DataFrame(schema={column: table.columns[column] for column in columns})
-            parts = frames(self._path(table), table, self._extent(table), columns)
-            read = pl.concat([empty, *parts])
-            if _is_damaged(table, read):
-                raise self._malformed(table, _DAMAGED)
-            self._read_columns[table.name] = read
+            for _ in self._with_short_columns(table, ()):
+                pass
         return self._read_columns[table.name]
+
+    def _with_short_columns(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """These columns; those that are no lists are read and kept beside."""
+        short = {name: kind for name, kind in table.columns.items() if name not in table.lists}
+        parts = [pl.DataFrame(schema=short)]
+        for frame in self._read(table, list(dict.fromkeys([*short, *columns]))):
+            parts.append(frame.select(short.keys()))
+            if _is_damaged(table, parts[-1]):
+                raise self._malformed(table, _DAMAGED)
+            yield frame.select(columns)
+        self._read_columns[table.name] = pl.concat(parts)
 
     @cached_property
     def _read_columns(self) -> dict[str, pl.DataFrame]:
@@ -235,8 +245,9 @@ class Session:
 
     def _malformed(self, table: Table, otherwise: str) -> SessionError:
         path = self._path(table)
+        known = table if self._tells_order(table) else replace(table, in_order=())
         with self._reading(table):
-            fault = first_fault(path, table, self._extent(table).end)
+            fault = first_fault(path, known, self._extent(table).end)
         if fault is None:
             return SessionError(f"{path} is malformed: {otherwise}")
         line, what = fault
@@ -268,14 +279,20 @@ class _InOrder:
 
     def __init__(self, table: Table, columns: Sequence[str]) -> None:
         self._time, self._alike = table.time, table.in_order
-        self._is_told = bool(self._alike) and {self._time, *self._alike} <= {*columns}
+        self._where = [
+            pl.col(name).cast(pl.String).is_in(values)
+            for name, values in table.in_order_where.items()
+        ]
+        needed = {self._time, *self._alike, *table.in_order_where}
+        self._is_told = bool(self._alike) and needed <= {*columns}
         self._last: pl.DataFrame | None = None
 
     def goes_on(self, frame: pl.DataFrame) -> bool:
         """Whether each row is no earlier than the one before it that is alike."""
         if not self._is_told:
             return True
-        rows = frame.select(self._time, *self._alike)
+        rows = frame.filter(self._where) if self._where else frame
+        rows = rows.select(self._time, *self._alike)
         if self._last is not None:
             rows = pl.concat([self._last, rows])
         self._last = rows.group_by(self._alike, maintain_order=True).last().select(rows.columns)

@@ -23,8 +23,8 @@ import polars as pl
 from analysis.lifetimes import Spread, spread
 from analysis.prompts import ENGINES, Prompts
 from analysis.session import Session
-from analysis.usage import Usage
-from analysis.uses import spans
+from analysis.usage import Usage, blocks_by_engine
+from analysis.uses import reuse_gaps, spans
 
 SHOWN = 10
 """How many pieces are named."""
@@ -106,14 +106,13 @@ def measure(session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage
 
     """
     asked = prompts.asked.filter("in_window").drop_nulls("request")
-    again = uses.lazy().filter(pl.col("asked") & pl.col("previous_sec").is_not_null())
-    gaps = again.select("found", gap=pl.col("begin_sec") - pl.col("previous_sec")).collect()
+    gaps = reuse_gaps(uses)
     found, missed = (
         spread(part["gap"]) for part in (gaps.filter("found"), gaps.filter(~pl.col("found")))
     )
     windows = [float(sec) for sec in WINDOWS_SEC if sec < session.end_sec - session.begin_sec]
     used = _Used(session, prompts, uses, usage)
-    shared_contents = uses["key"].n_unique()
+    shared_contents = int(uses.unique("key")["blocks"].sum())
     return Sharing(
         requests=asked.height,
         sharing=uses.join(asked, on="request", how="semi")["request"].n_unique(),
@@ -129,6 +128,18 @@ def measure(session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage
     )
 
 
+def distinct(prompts: Prompts, uses: pl.DataFrame) -> dict[int, int]:
+    """How many different full blocks the requests of each engine have computed, in all."""
+    made = prompts.made.select("engine", "blocks")
+    engine = pl.col("key") % ENGINES
+    repeated = uses.filter(pl.col("key") == pl.col("key").shift(1)).select(
+        engine.alias("engine"), -pl.col("blocks")
+    )
+    return dict(
+        pl.concat([made, repeated]).group_by("engine").agg(pl.col("blocks").sum()).iter_rows()
+    )
+
+
 def _pieces(uses: pl.DataFrame, asked: pl.DataFrame) -> tuple[Piece, ...]:
     sizes = asked.select("request", "block_size")
     found = pl.col("found") & pl.col("block_size").is_not_null()
@@ -138,6 +149,7 @@ def _pieces(uses: pl.DataFrame, asked: pl.DataFrame) -> tuple[Piece, ...]:
         .join(sizes.lazy(), on="request", how="left")
         .group_by("key")
         .agg(
+            pl.col("last_key", "blocks").first(),
             index=pl.col("index").first().cast(pl.Int64),
             requests=pl.len(),
             first=pl.col("order").min(),
@@ -152,14 +164,14 @@ def _pieces(uses: pl.DataFrame, asked: pl.DataFrame) -> tuple[Piece, ...]:
         contents.sort("index")
         .group_by("first", "requests", maintain_order=True)
         .agg(
-            pl.col("key").last(),
+            pl.col("last_key").last(),
             (pl.col("index") * pl.col("size")).first().alias("begin_token"),
-            ((pl.col("index") + 1) * pl.col("size")).last().alias("end_token"),
-            pl.len().alias("blocks"),
+            ((pl.col("index") + pl.col("blocks")) * pl.col("size")).last().alias("end_token"),
+            pl.col("blocks").sum(),
             pl.col("found").max(),
-            (pl.col("found") * pl.col("size")).sum().alias("saved_tokens"),
+            (pl.col("found") * pl.col("blocks") * pl.col("size")).sum().alias("saved_tokens"),
         )
-        .with_columns(content_id=pl.col("key") // ENGINES, engine=pl.col("key") % ENGINES)
+        .with_columns(content_id=pl.col("last_key") // ENGINES, engine=pl.col("last_key") % ENGINES)
         .sort(
             "saved_tokens",
             "requests",
@@ -191,23 +203,17 @@ class _Used:
         self, session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage
     ) -> None:
         self._begin, self._end = session.begin_sec, session.end_sec
-        self._pools = {pool.engine: pool.end.total_blocks for pool in usage.pools if not pool.pool}
-        made = prompts.contents.lazy().filter("made")
-        shared = uses.lazy().group_by("request").agg(shared=pl.len().cast(pl.Int64))
+        self._pools = blocks_by_engine(usage)
+        shared = uses.group_by("request").agg(shared=pl.col("blocks").sum())
         self.alone = (
-            # Contents stand request by request.
-            made.with_columns(pl.col("request").set_sorted())
-            .group_by("request")
-            .agg(all=pl.len().cast(pl.Int64), engine=pl.col("key").first() % ENGINES)
-            .join(shared, on="request", how="left")
-            .select("request", "engine", blocks=pl.col("all") - pl.col("shared").fill_null(0))
-            .join(spans(prompts).lazy(), on="request")
-            .collect()
+            prompts.made.join(shared, on="request", how="left")
+            .with_columns(pl.col("blocks") - pl.col("shared").fill_null(0))
+            .join(spans(prompts), on="request")
         )
         same = pl.col("key") == pl.col("key").shift(-1)
-        # Lazily: it is as long as the uses, and a working set needs two of its columns at a time.
         self._shared = uses.lazy().select(
             "begin_sec",
+            "blocks",
             engine=pl.col("key") % ENGINES,
             before="latest_sec",
             until=pl.max_horizontal("end_sec", "latest_sec"),
@@ -230,14 +236,14 @@ class _Used:
         kept = float("inf") if window is None else window
         came = pl.col("before").is_null() | (pl.col("begin_sec") > pl.col("before") + kept)
         went = pl.col("next").is_null() | (pl.col("next") > pl.col("until") + kept)
-        one, change = pl.len().cast(pl.Int64), pl.col("change")
+        blocks, change = pl.col("blocks"), pl.col("change")
         levels = (
             pl.concat(
                 [
-                    alone.select(time="begin_sec", change="blocks"),
-                    alone.select(time=pl.col("end_sec") + kept, change=-pl.col("blocks")),
-                    shared.filter(came).group_by(time="begin_sec").agg(change=one),
-                    shared.filter(went).group_by(time=pl.col("until") + kept).agg(change=-one),
+                    alone.select(time="begin_sec", change=blocks),
+                    alone.select(time=pl.col("end_sec") + kept, change=-blocks),
+                    shared.filter(came).select(time="begin_sec", change=blocks),
+                    shared.filter(went).select(time=pl.col("until") + kept, change=-blocks),
                 ]
             )
             .group_by(time=pl.col("time").clip(self._begin))

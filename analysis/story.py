@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from analysis.renderers.formats import duration, percent, seconds, share
+from analysis.renderers.formats import byte_size, duration, percent, seconds, share
 
 if TYPE_CHECKING:
     from analysis.summary import Summary
@@ -31,6 +31,7 @@ def sentences(summary: Summary) -> Iterator[str]:
     yield from _evictions(summary)
     yield from _preemptions(summary)
     yield from _requests(summary)
+    yield from _graphs(summary)
 
 
 def _usage(summary: Summary) -> Iterator[str]:
@@ -112,6 +113,22 @@ def _requests(summary: Summary) -> Iterator[str]:
     if admission.too_large:
         yield (
             f"{admission.too_large:,} requests can never run: they need more blocks than there are."
+        )
+
+
+def _graphs(summary: Summary) -> Iterator[str]:
+    graphs, ledger = summary.cuda_graphs, summary.graph_ledger
+    if not graphs.executions:
+        return
+    padding = graphs.padding
+    padded = f"; {share(padding.share)} of what these computed was padding" if padding.share else ""
+    yield f"{share(graphs.execution_share)} of executions ran in a CUDA graph{padded}."
+    if ledger is not None and ledger.unused.never.graphs:
+        never = ledger.unused.never
+        memory = "" if never.memory_bytes is None else f" and {byte_size(never.memory_bytes)}"
+        yield (
+            f"{never.graphs:,} of {ledger.total.graphs:,} graphs were captured and never replayed: "
+            f"{seconds(never.capture_sec)} of start-up{memory}."
         )
 
 

@@ -13,16 +13,23 @@ from analysis import (
     ages,
     allocations,
     blame,
+    capture_sizes,
+    captures,
     consistency,
+    cuda_graphs,
     evictions,
+    executions,
     facts,
     families,
     fragmentation,
+    graph_ledger,
     groups,
     holders,
     lifetimes,
+    memory,
     miss_reasons,
     misses,
+    pieces,
     preemptions,
     prefix_cache,
     pressure,
@@ -41,13 +48,17 @@ from analysis.advice import Advice
 from analysis.ages import Ages
 from analysis.allocations import Allocations
 from analysis.blame import Blame
+from analysis.capture_sizes import CaptureSizes, DecodeSteps
+from analysis.cuda_graphs import CudaGraphs
 from analysis.evictions import Evictions
 from analysis.facts import Cost, Facts
 from analysis.families import Families
 from analysis.fragmentation import Fragmentation
+from analysis.graph_ledger import Ledger
 from analysis.groups import Contents
 from analysis.holders import Holders
 from analysis.lifetimes import Lifetimes
+from analysis.memory import Memory
 from analysis.miss_reasons import MissReasons
 from analysis.preemptions import Preemptions
 from analysis.prefix_cache import PrefixCache
@@ -103,12 +114,16 @@ class Summary:
     scheduling: Scheduling
     holders: Holders | None
     fragmentation: Fragmentation | None
+    cuda_graphs: CudaGraphs
+    graph_ledger: Ledger | None
+    capture_sizes: CaptureSizes | None
+    memory: Memory
     cost: Cost
     advice: tuple[Advice, ...] = ()
 
 
 def summarize(session: Session) -> Summary:
-    """Everything that the session's tables tell about its KV cache.
+    """Everything that the session's tables tell about its KV cache and its CUDA graphs.
 
     Raises:
         SessionError: a table cannot be read, or a line of it is malformed.
@@ -116,23 +131,36 @@ def summarize(session: Session) -> Summary:
     """
     known = facts.read(session)
     used = usage.measure(session)
-    stepped = _stepped(session, known, used)
     known_prompts, prefix_families = _read_requests(session, known)
+    stepped = _stepped(session, known, used)
     known_runs = runs.named(session, known_prompts)
     preempted = preemptions.victims(known_runs, known_prompts, session.begin_sec)
-    watched = _Watched(
-        evictions.Counted(), preemptions.Taken(preempted), rent.Kept(session.begin_sec)
+    watched = _Watched(evictions.Counted(session.begin_sec), preemptions.Taken(preempted))
+    in_common = pieces.shared(known_prompts)
+    missed = misses.missed(known_prompts, in_common)
+    # They have a row for every block of every request, and go before more comes.
+    known_prompts = known_prompts.without_contents()
+    lost, lived = _read_evictions(session, misses.Evicted(misses.wanted(missed)), watched)
+    missed = misses.classify(
+        missed,
+        known_prompts,
+        in_common,
+        lost,
+        group=known.full_attention_group,
+        drops_hit_block=bool(known.scheduler.drops_hit_unit),
     )
-    missed, lived = _read_evictions(session, known, known_prompts, watched)
     moved = allocations.Counted()
     held = rent.Held(known_runs, session.begin_sec, session.end_sec)
     handed_out = miss_reasons.HandedOut()
     _read_allocations(session, moved, (held, handed_out, stepped.holders))
-    reasons = miss_reasons.measure(known_prompts, missed, handed_out.result())
+    used_again = uses.shared(known_prompts, in_common)
+    contents = sharing.distinct(known_prompts, used_again)
+    useful = miss_reasons.useful(known, used, known_prompts, contents)
+    reasons = miss_reasons.measure(known_prompts, missed, handed_out.result(), useful)
     for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
-    # Each has a row for every block that was missed, or every step: they go before more comes.
-    del missed, handed_out
-    used_again = uses.shared(known_prompts)
+    # Likewise a row for every block that was missed or lost, or every step.
+    del missed, lost, handed_out
+    graphs = _graphs(session, known, stepped.decodes)
     returned = uses.returns(used_again)
     found = Summary(
         session=_about(session),
@@ -148,7 +176,9 @@ def summarize(session: Session) -> Summary:
             for_capacity, known_prompts, used_again, returned, watched.counted.by_evictor()
         ),
         sharing=sharing.measure(session, known_prompts, used_again, used),
-        rent=rent.measure(session, known, known_prompts, used_again, returned, held, watched.kept),
+        rent=rent.measure(
+            session, known, known_prompts, used_again, returned, held, watched.counted.kept()
+        ),
         prefix_cache=prefix_cache.measure(session),
         misses=reasons,
         families=prefix_families,
@@ -159,6 +189,10 @@ def summarize(session: Session) -> Summary:
         scheduling=stepped.scheduling,
         holders=stepped.holders.result(),
         fragmentation=fragmentation.measure(session, known, used),
+        cuda_graphs=graphs.use,
+        graph_ledger=graphs.ledger,
+        capture_sizes=graphs.sizes,
+        memory=graphs.memory,
         cost=facts.cost(session),
     )
     doubts = consistency.contradictions(found)
@@ -173,6 +207,7 @@ class _Stepped:
     waiting: Waiting
     scheduling: Scheduling
     holders: holders.Collected
+    decodes: DecodeSteps
 
 
 def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
@@ -180,14 +215,41 @@ def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
     pools = pressure.states(session)
     waited = waiting.Collected(session, known, used, pools)
     scheduled = scheduling.Collected(session, pools)
-    columns = dict.fromkeys([*waiting.COLUMNS, *scheduling.COLUMNS])
+    decodes = DecodeSteps()
+    columns = dict.fromkeys([*waiting.COLUMNS, *scheduling.COLUMNS, *capture_sizes.COLUMNS])
     for batch in session.batches(waiting.TABLE, list(columns), history=True):
         waited.add(batch)
-        scheduled.add(batch.filter(pl.col("timestamp_sec") >= session.begin_sec))
+        counted = batch.filter(pl.col("timestamp_sec") >= session.begin_sec)
+        scheduled.add(counted)
+        decodes.add(counted)
     return _Stepped(
         waited.result(),
         scheduled.result(),
         holders.Collected(session, known, used, pools),
+        decodes,
+    )
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    """What is told of the GPU."""
+
+    use: CudaGraphs
+    ledger: Ledger | None
+    sizes: CaptureSizes | None
+    memory: Memory
+
+
+def _graphs(session: Session, known: Facts, decodes: DecodeSteps) -> _Graphs:
+    """Read the tables of CUDA graphs and of GPU memory, each once."""
+    captured, ran = captures.read(session), executions.read(session)
+    used = cuda_graphs.measure(session, ran, captures.sizes(captured))
+    held = memory.measure(session, known)
+    return _Graphs(
+        used,
+        graph_ledger.measure(session, known, held, captured, ran),
+        capture_sizes.measure(known, used.setup.capture_sizes, captured, ran, decodes),
+        held,
     )
 
 
@@ -224,27 +286,24 @@ class _Watched:
 
     counted: evictions.Counted
     taken: preemptions.Taken
-    kept: rent.Kept
 
 
 def _read_evictions(
-    session: Session, known: Facts, known_prompts: Prompts, watched: _Watched
+    session: Session, lost: misses.Evicted, watched: _Watched
 ) -> tuple[pl.DataFrame, Lifetimes]:
-    """The missed blocks with their reasons, and how long blocks lived.
+    """The evictions that decide why blocks were missed, and how long blocks lived.
 
     It goes through kv_cache_evictions.csv once: it is the largest table. What was lost during
     warm-up explains misses after it.
     """
-    missed = misses.missed(known_prompts)
-    lost, lived = misses.Evicted(misses.wanted(missed)), lifetimes.Collected()
-    collectors = (lived, watched.counted, watched.taken, watched.kept)
+    lived = lifetimes.Collected()
+    collectors = (lived, watched.counted, watched.taken)
     columns = dict.fromkeys(
         [
             *lifetimes.COLUMNS,
             *evictions.COLUMNS,
             *misses.EVICTION_COLUMNS,
             *preemptions.EVICTION_COLUMNS,
-            *rent.EVICTION_COLUMNS,
         ]
     )
     for batch in session.batches(evictions.TABLE, list(columns), history=True):
@@ -253,14 +312,7 @@ def _read_evictions(
         for collector in collectors:
             collector.add(counted)
     lifetimes_found = lived.result()
-    classified = misses.classify(
-        missed,
-        known_prompts,
-        lost.result(),
-        group=known.full_attention_group,
-        drops_hit_block=bool(known.scheduler.drops_hit_unit),
-    )
-    return classified, lifetimes_found
+    return lost.result(), lifetimes_found
 
 
 def _about(session: Session) -> About:

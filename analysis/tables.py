@@ -8,7 +8,7 @@ read over. ``docs/tables.md`` says what each one means.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import polars as pl
@@ -21,6 +21,8 @@ LONGEST_SEC = 1e10
 """No session lasts so long; a time beyond it is damage."""
 _MOST = 2**31 - 1
 """No count in one row is larger, nor the number of a block, engine, pool or group."""
+_MOST_BYTES = 2**50
+"""No memory is larger."""
 _NAMES = frozenset(("content_id", "priority", "step", "tenant"))
 """Whole numbers that only tell things apart, and may be any."""
 
@@ -44,6 +46,8 @@ class Table:
     """The column that says when, and how many seconds its unit is."""
     in_order: tuple[str, ...] = ()
     """Rows alike in these columns follow each other in time; the analyzer relies on it."""
+    in_order_where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Only rows with one of these values do, by column."""
 
     @property
     def is_csv(self) -> bool:
@@ -55,6 +59,13 @@ class Table:
         return frozenset(name for name, kind in self.columns.items() if kind == _IDS)
 
     @cached_property
+    def checked(self) -> tuple[str, ...]:
+        """The columns that tell whether a row is sound, and whether it stands where it should."""
+        order = (*self.in_order, *self.in_order_where)
+        names = {self.time, *self.required, *self.bounds, *order}
+        return tuple(name for name in self.columns if name in names)
+
+    @cached_property
     def bounds(self) -> Mapping[str, tuple[float, float]]:
         """The lowest and the highest value that makes sense, for each column that has such."""
         longest = LONGEST_SEC / self.time_unit
@@ -63,7 +74,7 @@ class Table:
             name: (-longest, longest) for name, kind in self.columns.items() if kind == pl.Float64
         }
         counts = {
-            name: (0, _MOST)
+            name: (0, _MOST_BYTES if name.endswith("_bytes") else _MOST)
             for name, kind in self.columns.items()
             if kind == pl.Int64 and name not in _NAMES
         }
@@ -74,9 +85,22 @@ def _csv(
     name: str,
     columns: Mapping[str, type[pl.DataType]],
     *required: str,
+    time: str = "timestamp_sec",
     in_order: tuple[str, ...] = (),
+    in_order_where: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Table:
-    return Table(name, f"{name}.csv", columns, required, in_order=in_order)
+    where = in_order_where or {}
+    return Table(name, f"{name}.csv", columns, required, time, 1.0, in_order, where)
+
+
+_DESCRIPTOR = {
+    "runtime_mode": _TEXT,
+    "num_tokens": _COUNT,
+    "num_reqs": _COUNT,
+    "uniform": _COUNT,
+    "has_lora": _COUNT,
+}
+"""What vLLM knows a graph, and the batch that it serves, by."""
 
 
 _ALL = (
@@ -120,6 +144,7 @@ _ALL = (
         "timestamp_sec",
         "event",
         "engine",
+        in_order=("engine",),
     ),
     _csv(
         "kv_cache_evictions",
@@ -143,6 +168,7 @@ _ALL = (
         "timestamp_sec",
         "reason",
         "engine",
+        in_order=("engine",),
     ),
     _csv(
         "prefix_cache_lookups",
@@ -163,6 +189,10 @@ _ALL = (
         "kind",
         "lookups",
         "engine",
+        # A row of refused lookups is written when they end, and says when they began; a step tells
+        # of those that come back from a preemption after the others.
+        in_order=("engine",),
+        in_order_where={"admitted": ("1",), "kind": ("first", "retry")},
     ),
     _csv(
         "scheduler_steps",
@@ -184,6 +214,75 @@ _ALL = (
         "timestamp_sec",
         "engine",
         in_order=("engine",),
+    ),
+    _csv(
+        "cuda_graph_captures",
+        {
+            **_DESCRIPTOR,
+            "capture_time_sec": _SECONDS,
+            "duration_sec": _SECONDS,
+            "num_graphs": _COUNT,
+            "memory_bytes": _COUNT,
+            "source": _TEXT,
+            "kind": _TEXT,
+            "worker": _NUMBER,
+            "part": _TEXT,
+        },
+        "capture_time_sec",
+        "kind",
+        "worker",
+        time="capture_time_sec",
+    ),
+    _csv(
+        "cuda_graph_usage",
+        {
+            **_DESCRIPTOR,
+            "replay_count": _COUNT,
+            "total_launch_sec": _SECONDS,
+            "total_gpu_sec": _SECONDS,
+            "worker": _NUMBER,
+            "num_graphs": _COUNT,
+            "source": _TEXT,
+            "part": _TEXT,
+            "dummy_count": _COUNT,
+            "capture_time_sec": _SECONDS,
+        },
+        "replay_count",
+        "worker",
+        time="capture_time_sec",
+    ),
+    _csv(
+        "cuda_graph_timeline",
+        {
+            "timestamp_sec": _SECONDS,
+            **_DESCRIPTOR,
+            "unpadded_tokens": _COUNT,
+            "launch_us": pl.Float64,
+            "gpu_us": pl.Float64,
+            "dummy": _COUNT,
+            "worker": _NUMBER,
+            "num_graphs": _COUNT,
+        },
+        "timestamp_sec",
+        "runtime_mode",
+        "num_tokens",
+        "unpadded_tokens",
+        "dummy",
+        "worker",
+    ),
+    _csv(
+        "gpu_memory",
+        {
+            "timestamp_sec": _SECONDS,
+            "gpu": _NUMBER,
+            "used_bytes": _COUNT,
+            "free_bytes": _COUNT,
+            "utilization_pct": pl.Float64,
+        },
+        "timestamp_sec",
+        "gpu",
+        "used_bytes",
+        "free_bytes",
     ),
     Table(
         "requests",

@@ -92,6 +92,15 @@ class Usage:
     pools: tuple[PoolUsage, ...]
 
 
+def blocks_by_engine(usage: Usage) -> dict[int, int]:
+    """Blocks that requests can hold in each engine's first pool, of engines with a usage row."""
+    return {
+        pool.engine: pool.end.total_blocks
+        for pool in usage.pools
+        if pool.engine is not None and not pool.pool
+    }
+
+
 def measure(session: Session) -> Usage:
     """The usage of every pool of the session, in one pass over the table.
 

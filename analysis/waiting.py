@@ -211,19 +211,20 @@ class _Rules:
             .then(pl.lit("no_blocks"))
             .when(needed - shared > available)
             .then(pl.lit("whole_prompt"))
-            .when(needed - shared + self._watermark() > available)
+            .when(needed - shared + self._watermark(usable) > available)
             .then(pl.lit("watermark"))
             .when(next_chunk > available)
             .then(pl.lit("no_blocks"))
             .when(needed > available)
             .then(pl.lit("whole_prompt"))
-            .when(needed + self._watermark() > available)
+            .when(needed + self._watermark(usable) > available)
             .then(pl.lit("watermark"))
         )
 
-    def _watermark(self) -> pl.Expr:
-        """Blocks that an admission must leave free, as KVCacheManager computes them."""
-        blocks = int((self.facts.scheduler.watermark or 0) * (self.facts.pool_blocks or 0))
+    def _watermark(self, usable: int) -> pl.Expr:
+        """Blocks that an admission must leave free, as KVCacheManager computes them: of all of the
+        engine's, the null block included."""
+        blocks = int((self.facts.scheduler.watermark or 0) * (usable + 1))
         return pl.when(pl.col("running_reqs") > 0).then(blocks).otherwise(0)
 
     def of_looked_up(self, usable: int | None) -> pl.Expr:

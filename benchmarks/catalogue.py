@@ -37,7 +37,7 @@ CATALOGUE = (
         ("--prompt=100000", "--runs=4"),
         4,
     ),
-    Entry("graph", "CUDA graph replay", "graph_replay", minutes=0),
+    Entry("graph", "CUDA graph replay", "graph_replay"),
     Entry("start", "interpreter start without vLLM", "start_up"),
     Entry("delay", "event to CSV row", "row_delay", minutes=2),
     Entry("collector", "the collector's speed and memory", "collector", minutes=4),

@@ -7,6 +7,7 @@ vllm-profiling puts VLLM_PROFILING_PORT=tcp://… into every container.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ DIRECTORY = "VLLM_PROFILING_DIR"
 VERBOSE = "VLLM_PROFILING_VERBOSE"
 SESSION = "VLLM_PROFILING_SESSION"
 FAILED = "VLLM_PROFILING_FAILED"
-NAMES = (SWITCH, GUIDE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED)
+GPU_TIMING = "VLLM_PROFILING_GPU_TIMING"
+GPU_INTERVAL = "VLLM_PROFILING_GPU_INTERVAL"
+NAMES = (SWITCH, GUIDE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED, GPU_TIMING, GPU_INTERVAL)
+
+DEFAULT_GPU_INTERVAL_SEC = 1.0
 
 EVERYTHING = "all"
 """Stands for every hook in VLLM_PROFILING_FAILED."""
@@ -42,6 +47,10 @@ class Config:
     """Name of the session that this process joins; empty where it has none yet."""
     failed: tuple[str, ...]
     """Hooks that a parent process could not attach: not tried again here, nor spoken of."""
+    gpu_timing: bool
+    """Whether to measure how long replays of CUDA graphs take on the GPU."""
+    gpu_interval_sec: float
+    """Seconds between two samples of GPU memory; 0: none are taken."""
     problems: tuple[str, ...]
     """One line for each value that was not understood."""
 
@@ -78,6 +87,20 @@ def read(environ: Mapping[str, str]) -> Config:
             )
         return default if choice is None else choice
 
+    def seconds(name: str, default: float) -> float:
+        value = environ.get(name, "").strip()
+        try:
+            choice = float(value) if value else default
+        except ValueError:
+            choice = math.nan
+        if 0 <= choice < math.inf:
+            return choice
+        problems.append(
+            f"{name}={value} is not understood (a number of seconds, 0 for off); "
+            f"the default is used: {default:g}"
+        )
+        return default
+
     failed = tuple(filter(None, environ.get(FAILED, "").split(",")))
     switched_on = [switch(SWITCH, True), switch(GUIDE_SWITCH, True)]
     return Config(
@@ -86,6 +109,8 @@ def read(environ: Mapping[str, str]) -> Config:
         asked_directory=environ.get(DIRECTORY, ""),
         session=environ.get(SESSION, ""),
         failed=failed,
+        gpu_timing=switch(GPU_TIMING, False),
+        gpu_interval_sec=seconds(GPU_INTERVAL, DEFAULT_GPU_INTERVAL_SEC),
         problems=tuple(problems),
     )
 

@@ -86,6 +86,23 @@ class Op(IntEnum):
     n. 1 time: the end of the last one."""
     FIRST_TOKEN = 23
     """The first output tokens of n requests arrived: n, n requests. 1 time."""
+    GRAPH = 24
+    """What the CUDA graphs that are captured next belong to, an entry: its number, n; a blob of n
+    bytes: a JSON list of mode, num_tokens, num_reqs, uniform, has_lora, source, kind, part.
+    1 time."""
+    CAPTURE = 25
+    """A CUDA graph was captured: entry, KiB of device memory that it took + 1 (0: not known).
+    2 times: begin, end."""
+    BATCH = 26
+    """A batch descriptor: its number, n; a blob of n bytes: a JSON list of mode, num_tokens,
+    num_reqs, uniform, has_lora. 1 time."""
+    EXECUTION = 27
+    """The model was executed: batch (0: that of the entry), tokens without padding, entry that was
+    replayed (0: none), CUDA graphs replayed, ns to launch them, ns that they took on the GPU + 1
+    (0: not measured), 1 for a dummy. 1 time: its end, when all was launched."""
+    REPLAY = 28
+    """CUDA graphs were replayed that are no part of an execution: entry (0: unknown), graphs, ns to
+    launch them, ns on the GPU + 1 (0: not measured). 1 time."""
 
 
 REASONS = ("stop", "length", "abort", "error", "repetition", "other")
@@ -183,7 +200,7 @@ def _packed(values: list[int]) -> tuple[bytes, bytes]:
 def _packed_times(times: list[int], since: int) -> tuple[bytes, bytes]:
     """Typecode and bytes of the times: their lower halves, unless more time has passed."""
     packed = struct.pack(f"{len(times)}q", *times)
-    if times[-1] - since < WHOLE_NS:
+    if max(times) - since < WHOLE_NS > since - min(times):
         return b"I", memoryview(packed).cast("I")[::2].tobytes()
     return b"q", packed
 

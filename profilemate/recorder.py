@@ -48,7 +48,7 @@ class Recorder:
     The file descriptor is the recorder's from now on. ``name`` is what messages call it.
     ``repeats`` counts the steps that were the same as the last one written and scheduled
     nothing; the next flush tells them in one event. ``hook_ns`` is the time that the hooks at
-    the ends of steps took, in nanoseconds.
+    the ends of steps took, in nanoseconds; of a worker, where a write was among it.
     """
 
     def __init__(self, fd: int, header: dict[str, Any], name: str) -> None:
@@ -82,10 +82,15 @@ class Recorder:
         """Call ``undo`` when this recorder stops for good: it takes the hooks away again."""
         self._on_stop.append(undo)
 
-    def step_ended(self, now: int) -> None:
-        """A step ended, at this monotonic time: its events are written if it is time."""
-        if now >= self._next_flush_ns:
-            self.flush()
+    def step_ended(self, now: int) -> bool:
+        """A step ended, at this monotonic time: its events are written if it is time.
+
+        Returns whether it was.
+        """
+        if now < self._next_flush_ns:
+            return False
+        self.flush()
+        return True
 
     def flush(self) -> None:
         """Write what has been appended, in one frame. Never raises OSError."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from analysis.advice import blocks, pool, traffic, waiting
+from analysis.advice import blocks, graphs, pool, traffic, waiting
 from analysis.advice.terms import Advice
 
 if TYPE_CHECKING:
@@ -23,16 +23,23 @@ __all__ = ["Advice", "advise"]
 RULES: tuple[Callable[[Summary], Advice | None], ...] = (
     pool.can_never_run,
     pool.preempts_itself,
+    graphs.overcommitted,
     pool.more_blocks,
+    graphs.none_asked_for,
     blocks.prefix_caching,
     blocks.block_size,
     blocks.fragmentation,
     traffic.same_engine,
     traffic.one_first,
+    graphs.decodes_without_full_graphs,
+    graphs.larger_graphs,
     waiting.more_requests_at_once,
     waiting.larger_steps,
     waiting.more_adapters,
     waiting.whole_prompts,
+    graphs.less_padding,
+    graphs.unused_graphs,
+    graphs.overestimated,
     traffic.sweepers,
     traffic.what_varies_last,
     pool.larger_than_needed,

@@ -19,7 +19,8 @@ from analysis.advice.terms import (
     waited_for,
     waits,
 )
-from analysis.renderers.formats import byte_size, seconds, share
+from analysis.renderers.formats import abridged, byte_size, seconds, share
+from analysis.usage import blocks_by_engine
 
 if TYPE_CHECKING:
     from analysis.summary import Summary
@@ -41,7 +42,7 @@ def can_never_run(summary: Summary) -> Advice | None:
         evidence=(
             (
                 f"{admission.too_large:,} requests need more blocks than the pool has; "
-                f"{largest.request_id} needs {largest.needed_blocks:,}, "
+                f"{abridged(largest.request_id)} needs {largest.needed_blocks:,}, "
                 f"{largest.usable_blocks:,} are usable, and was looked up {largest.lookups:,} times"
             ),
         ),
@@ -121,7 +122,7 @@ def _blocks_wanted(summary: Summary, for_contents: bool) -> int:
 
 
 def _blocks(summary: Summary) -> int:
-    """Blocks of an engine's pool that requests can hold."""
+    """Blocks of the largest engine's pool that requests can hold."""
     return max((usage.end.total_blocks for usage in summary.usage.pools), default=0)
 
 
@@ -129,7 +130,9 @@ def _larger_pool(pool: int, more: int, summary: Summary) -> str:
     size = summary.facts.bytes_per_block
     room = "" if size is None else f", {byte_size(more * size)} more on each GPU"
     whose = "each engine's" if len(summary.facts.engines) > 1 else "the"
-    return f"Give {whose} KV cache {more:,} blocks more than its {pool:,}{room}."
+    pools = sorted(set(blocks_by_engine(summary.usage).values())) or [pool]
+    each = f"{pools[0]:,}" if len(pools) == 1 else f"{pools[0]:,} to {pools[-1]:,}"
+    return f"Give {whose} KV cache {more:,} blocks more than its {each}{room}."
 
 
 def _flag(summary: Summary, pool: int, more: int) -> tuple[str | None, str | None]:

@@ -20,6 +20,8 @@ more than 60 s had every chance."""
 MUCH = 0.05
 """A share of the prompts' tokens, of the time or of the work that is worth a change."""
 SOME = 0.01
+COVERED = 0.9
+"""The guide's rule: over 90 % of executions should run in CUDA graphs."""
 MOST = 0.25
 """A share of all waiting that makes a reason the one to look at."""
 ROOM_PCT = 80.0

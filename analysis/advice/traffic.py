@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.advice.terms import FEW, MOST, MUCH, Advice
-from analysis.renderers.formats import share
+from analysis.renderers.formats import abridged, share
 
 if TYPE_CHECKING:
     from analysis.summary import Summary
@@ -81,7 +81,7 @@ def what_varies_last(summary: Summary) -> Advice | None:
                     (
                         f"{family.requests:,} prompts share their first {family.shared_tokens:,} "
                         f"tokens and part before token {family.part_before:,}, in "
-                        f"{family.continuations:,} ways (for example {family.example})"
+                        f"{family.continuations:,} ways (for example {abridged(family.example)})"
                     ),
                 ),
                 expect=(

@@ -3,6 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+LONGEST_NAME = 120
+"""Characters of a name that a client chose, such as a request's id, that people are shown."""
+
+
+def abridged(text: str) -> str:
+    """The name, or its beginning and three dots: a client may choose one of 10,000 characters."""
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
+
 
 def percent(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f} %"
@@ -37,10 +47,29 @@ def duration(value: float) -> str:
     return f"{hours} h {minutes:02} min {rest:02} s" if hours else f"{minutes} min {rest:02} s"
 
 
-def byte_size(size: int) -> str:
+def byte_size(size: float) -> str:
     value = float(size)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+def stretches(numbers: Sequence[int]) -> str:
+    """Growing numbers, those at an even distance as one: ``1, 2, 4, 8 to 248 by 8, 256``."""
+    told, at = [], 0
+    while at < len(numbers):
+        end = at + 1
+        while end + 1 < len(numbers) and (
+            numbers[end + 1] - numbers[end] == numbers[end] - numbers[end - 1]
+        ):
+            end += 1
+        if end - at < 3:
+            told.append(f"{numbers[at]:,}")
+            at += 1
+            continue
+        step = numbers[end] - numbers[end - 1]
+        told.append(f"{numbers[at]:,} to {numbers[end]:,}" + (f" by {step:,}" if step > 1 else ""))
+        at = end + 1
+    return ", ".join(told)

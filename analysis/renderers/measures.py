@@ -6,14 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from analysis.comparison import Change
-from analysis.renderers.formats import percent, seconds, share
+from analysis.renderers.formats import byte_size, percent, seconds, share
 
 NONE = "-"
 
 
 def figure(value: float | None, unit: str) -> str:
     """A value, rounded for reading."""
-    known: dict[str, Callable[[float], str]] = {"share": share, "%": percent, "s": seconds}
+    known: dict[str, Callable[[float], str]] = {
+        "share": share,
+        "%": percent,
+        "s": seconds,
+        "bytes": byte_size,
+    }
     return NONE if value is None else known.get(unit, _number)(value)
 
 

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.series import block_map, depths, evictions, hit_rate, pools, steps, timeline
+from analysis.series import (
+    block_map,
+    depths,
+    evictions,
+    executions,
+    gpu_memory,
+    hit_rate,
+    pools,
+    steps,
+    timeline,
+)
 from analysis.series.bins import Bins, of_session
 from analysis.series.block_map import BlockMap
 from analysis.series.depths import Depths
 from analysis.series.evictions import EvictionRate
+from analysis.series.executions import ExecutionSeries
+from analysis.series.gpu_memory import GpuSeries
 from analysis.series.hit_rate import HitRate
 from analysis.series.pools import PoolSeries
 from analysis.series.steps import StepSeries
@@ -33,6 +45,8 @@ class Series:
     depths: Depths
     timeline: Timeline
     steps: StepSeries
+    executions: ExecutionSeries
+    gpus: tuple[GpuSeries, ...]
 
 
 def measure(session: Session, summary: Summary) -> Series:
@@ -54,6 +68,8 @@ def measure(session: Session, summary: Summary) -> Series:
         depths=shared.result(),
         timeline=picked.result(),
         steps=steps.measure(session, bins),
+        executions=executions.measure(session, bins),
+        gpus=gpu_memory.measure(session, bins),
     )
 
 

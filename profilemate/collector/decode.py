@@ -128,6 +128,11 @@ def _finished(f: _Frame, pool: int) -> Event:
     return time, number, prompt, output, computed, f.contents(hashes), reason
 
 
+def _captured(f: _Frame, pool: int) -> Event:
+    began, ended = f.time(), f.time()
+    return ended, began, f.number(), f.number()
+
+
 def _assigned(f: _Frame, pool: int) -> Event:
     numbers = f.numbers(f.number())
     return numbers, f.lists(len(numbers))
@@ -157,9 +162,14 @@ _READERS: dict[int, Callable[[_Frame, int], Event]] = {
     Op.UPDATE: lambda f, _: (f.time(), f.numbers(2 + f.shape.pools)),
     Op.REPEAT: lambda f, _: (f.time(), f.number()),
     Op.FIRST_TOKEN: lambda f, _: (f.time(), f.numbers(f.number())),
+    Op.GRAPH: lambda f, _: (f.time(), f.number(), f.raw(f.number())),
+    Op.CAPTURE: _captured,
+    Op.BATCH: lambda f, _: (f.time(), f.number(), f.raw(f.number())),
+    Op.EXECUTION: lambda f, _: (f.time(), *f.numbers(7)),
+    Op.REPLAY: lambda f, _: (f.time(), *f.numbers(4)),
 }
 """How to take each op's event from a frame's columns, given its pool: what has a time begins with
-it (with both, a step), and what has a pool follows with that."""
+it (with both, a step; with its end, a capture), and what has a pool follows with that."""
 
 _STEP, _UPDATE = int(Op.STEP), int(Op.UPDATE)
 _UNTIMED = frozenset((Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT, Op.ADMIT_LOOKED_UP))
@@ -198,5 +208,6 @@ def episodes(payload: bytes, shape: Shape, content_ids: ContentIds) -> list[Epis
     if events:
         tail = zip(ops[begin:], events, strict=True)
         times = [event[0] for op, event in tail if op not in _UNTIMED]
-        found.append(Episode(times[-1] if times else time, ops[begin:], events))
+        # Not the last one's: a worker whose GPU is timed tells of an execution when that is known.
+        found.append(Episode(max(times, default=time), ops[begin:], events))
     return found

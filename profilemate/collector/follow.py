@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 from profilemate import session
-from profilemate.collector import metadata
+from profilemate.collector import gpu_memory, metadata, worker
 from profilemate.collector.decode import Episode
+from profilemate.collector.gpu_memory import Sampler
 from profilemate.collector.producer import Producer
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
+from profilemate.collector.worker import Worker
 
 POLL_SEC = 0.1
 METADATA_SEC = 2.0
@@ -28,10 +30,10 @@ the same whenever they are made; this long after its time one is taken to be on 
 class Follower:
     """The tables of one session, as far as its journals have been read.
 
-    Finalizing is following, with all producers gone.
+    Finalizing is following, with all producers gone and nothing left to sample.
     """
 
-    def __init__(self, folder: Path, target: Path) -> None:
+    def __init__(self, folder: Path, target: Path, sampler: Sampler | None = None) -> None:
         self.folder = folder
         self.journals = folder / session.JOURNAL_FOLDER
         self.founding = session.read_founding(self.journals)
@@ -39,6 +41,8 @@ class Follower:
         self.totals = Totals()
         self.producers: dict[str, Producer] = {}
         self.lag_ns = 0
+        self._sampler = sampler
+        self._samples = self.tables.extend(gpu_memory.TABLE)
 
     def discover(self) -> None:
         """Find the journals that appeared since the last call."""
@@ -72,19 +76,34 @@ class Follower:
     def write(self, *, ended: bool) -> None:
         """Write the rows, and what the session is."""
         self.tables.flush()
-        lag = self.lag_ns / 1e9 if self.lag_ns else None
+        producers = self.ordered()
+        workers = [producer.state for producer in producers if isinstance(producer.state, Worker)]
+        worker.write_usage(self.tables.folder, workers)
+        sampler = self._sampler
+        sampling = sampler.told() if sampler else gpu_memory.told_before(self.folder)
         metadata.write(
             self.tables.folder,
             self.founding,
-            self.ordered(),
+            producers,
             self.tables,
             self.totals,
+            sampling,
             ended=ended,
-            lag_sec=lag,
+            lag_sec=self.lag_ns / 1e9 if self.lag_ns else None,
         )
+
+    def sample(self) -> None:
+        """Have the GPUs of the workers sampled, and take the samples that there are."""
+        if self._sampler is not None:
+            states = ((producer.state, producer.header) for producer in self.ordered())
+            self._sampler.watch([told for state, told in states if isinstance(state, Worker)])
+            self._samples(self._sampler.rows())
 
     def close(self) -> None:
         """Nothing more comes: replay what is left and write everything."""
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._samples(self._sampler.rows())
         self.replay()
         for producer in self.ordered():
             producer.close()
@@ -119,13 +138,15 @@ def follow(folder: Path) -> None:
         OSError: the tables cannot be written.
 
     """
-    follower = Follower(folder, folder)
+    founding = session.read_founding(folder / session.JOURNAL_FOLDER)
+    follower = Follower(folder, folder, Sampler(founding.origin_ns))
     next_metadata = 0.0
     while True:
         follower.discover()
         # Asked before reading: what a producer wrote before it went is read below.
         alive = follower.alive or not follower.producers
         read = follower.read()
+        follower.sample()
         first = follower.replay(time.monotonic_ns() - MERGE_NS)
         if first is not None:
             follower.lag_ns = max(follower.lag_ns, time.monotonic_ns() - first)

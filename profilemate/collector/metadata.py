@@ -9,9 +9,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from profilemate.collector import gpu_facts
+from profilemate.collector.engine import Engine
+from profilemate.collector.gpu_memory import Sampling
 from profilemate.collector.producer import Producer
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
+from profilemate.collector.worker import Worker
 from profilemate.events import prefix_lengths
 from profilemate.session import METADATA_FILE, Founding, write_atomically
 
@@ -25,6 +29,7 @@ def write(
     producers: Sequence[Producer],
     tables: Tables,
     totals: Totals,
+    sampling: Sampling,
     *,
     ended: bool,
     lag_sec: float | None = None,
@@ -37,11 +42,12 @@ def write(
         producers: every process that wrote a journal, in the order of their names.
         tables: the tables.
         totals: the session's totals.
+        sampling: what is known of the sampling of GPU memory.
         ended: every producer is gone and everything it wrote is in the tables.
         lag_sec: the longest that an event took to reach its table; None where not followed.
 
     """
-    content = _metadata(founding, producers, tables, ended, lag_sec)
+    content = _metadata(founding, producers, tables, sampling, ended, lag_sec)
     if totals.total_blocks:
         write_atomically(folder / SUMMARY_FILE, totals.summary().encode())
     write_atomically(folder / METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n")
@@ -51,14 +57,18 @@ def _metadata(
     founding: Founding,
     producers: Sequence[Producer],
     tables: Tables,
+    sampling: Sampling,
     ended: bool,
     lag_sec: float | None,
 ) -> dict[str, Any]:
-    engines = [producer for producer in producers if producer.engine is not None]
+    engines = [producer for producer in producers if isinstance(producer.state, Engine)]
+    workers = [producer for producer in producers if isinstance(producer.state, Worker)]
+    workers.sort(key=lambda producer: int(producer.header["rank"]))
     first = engines[0].header if engines else {}
+    either = first or (workers[0].header if workers else {})
     dropped = sum(producer.status.get("dropped_events", 0) for producer in producers)
     failed = any(producer.problem or producer.status.get("failed") for producer in producers)
-    last = max((p.engine.last_ns for p in engines if p.engine), default=founding.origin_ns)
+    last = max((p.state.last_ns for p in producers if p.state), default=founding.origin_ns)
     seconds = (last - founding.origin_ns) / 1e9
     return {
         "format_version": FORMAT_VERSION,
@@ -70,7 +80,8 @@ def _metadata(
         "dropped_events": dropped,
         "host": founding.host,
         "argv": founding.argv,
-        "versions": first.get("versions", {}),
+        "versions": either.get("versions", {}),
+        "device": either.get("device"),
         "processes": [_process(producer, ended) for producer in producers],
         "model": first.get("model"),
         "cache": first.get("cache"),
@@ -78,9 +89,10 @@ def _metadata(
         "parallel": _parallel(engines),
         "scheduler": first.get("scheduler"),
         "settings": first.get("settings"),
-        "cuda_graphs": None,
-        "memory": None,
-        "gpus": [],
+        "cuda_graphs": gpu_facts.cuda_graphs(workers),
+        "memory": gpu_facts.memory(workers),
+        "gpus": gpu_facts.gpus(workers, sampling),
+        "gpu_memory": gpu_facts.gpu_memory(workers, sampling),
         "content_ids_shared": bool(first.get("content_ids_shared", False)),
         "prefix_lengths": prefix_lengths(int((first.get("cache") or {}).get("max_model_len", 0))),
         "cost": {
@@ -126,7 +138,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
         "hooks_missing": {hook["name"]: hook.get("reason") for hook in missing},
         "hooks_failed": status.get("failed", {}),
         "problem": producer.problem,
-        "mismatches": producer.engine.mismatches if producer.engine is not None else 0,
+        "mismatches": producer.state.mismatches if producer.state is not None else 0,
         "ended": end,
     }
 

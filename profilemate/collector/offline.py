@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from profilemate.collector import CollectorError
+from profilemate.collector import CollectorError, gpu_memory
 from profilemate.collector.follow import Follower, remove_journals
 from profilemate.collector.lock import Lock
-from profilemate.collector.tables import COLUMNS
+from profilemate.collector.tables import COLUMNS, cut_torn_row
 from profilemate.journal import JournalError
 from profilemate.session import METADATA_FILE, SessionError
 
@@ -55,9 +55,12 @@ def _complete(folder: Path, progress: Callable[[int, int], None] | None) -> bool
         follower.discover()
         total = sum(os.path.getsize(path) for path in follower.journals.glob("*.journal"))
         while follower.read():
+            if follower.alive:
+                return False
             # Only episodes that no other journal can precede any more may be replayed yet.
-            bounds = [p.episodes[-1].time for p in follower.producers.values() if p.episodes]
-            follower.replay(min(bounds) if len(bounds) == len(follower.producers) else 0)
+            others = [p for p in follower.producers.values() if not (p.exhausted or p.problem)]
+            bounds = (p.episodes[-1].time if p.episodes else 0 for p in others)
+            follower.replay(min(bounds, default=None))
             follower.tables.flush()
             if progress is not None:
                 progress(sum(p.position for p in follower.producers.values()), total)
@@ -73,7 +76,10 @@ def _complete(folder: Path, progress: Callable[[int, int], None] | None) -> bool
 
 def _put_in_place(scratch: Path, folder: Path) -> None:
     for table in COLUMNS:
-        if not (scratch / table).exists():
+        # No journal tells what the collector that followed has sampled.
+        if table == gpu_memory.TABLE:
+            cut_torn_row(folder / table)
+        elif not (scratch / table).exists():
             (folder / table).unlink(missing_ok=True)
     # metadata.json says that the tables are complete, so it comes last.
     for path in sorted(scratch.iterdir(), key=lambda path: path.name == METADATA_FILE):

@@ -13,6 +13,7 @@ from profilemate.collector.decode import DecodeError, Episode, episodes
 from profilemate.collector.engine import Engine
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
+from profilemate.collector.worker import Worker
 from profilemate.journal import JournalReader, Kind
 from profilemate.session import Founding
 
@@ -21,9 +22,10 @@ HEADER_SEC = 60.0
 
 
 class Producer:
-    """A journal and the state that its events have led to.
+    """A journal and the state that its events have led to, which is an engine's or a worker's.
 
-    ``episodes`` have been read but not replayed yet.
+    ``episodes`` have been read but not replayed yet, in the order of their times. ``exhausted``
+    says that the last call of ``read`` found nothing more.
     """
 
     def __init__(self, path: Path, founding: Founding, tables: Tables, totals: Totals) -> None:
@@ -33,7 +35,9 @@ class Producer:
         self.ended_well = False
         self.problem: str | None = None
         self.episodes: list[Episode] = []
-        self.engine: Engine | None = None
+        self.exhausted = False
+        self.state: Engine | Worker | None = None
+        self._last_time = 0
         self._path = path
         self._reader = JournalReader(path)
         self._founding = founding
@@ -48,32 +52,26 @@ class Producer:
             if kind is Kind.EVENTS:
                 self._take_events(payload)
             elif kind is Kind.HEADER:
-                self.header = json.loads(payload)
-                self.engine = Engine(
-                    self.header,
-                    self._founding.origin_ns,
-                    self._founding.key,
-                    self._tables,
-                    self._totals,
-                )
+                self._take_header(json.loads(payload))
             else:
                 self._take_status(json.loads(payload))
                 self.ended_well = kind is Kind.END
+        self.exhausted = self._reader.offset == before
         return self._reader.offset - before
 
     def replay(self, episode: Episode) -> None:
         """Replay one episode. One that cannot be ends the replay of this journal."""
-        if self.problem is not None or self.engine is None:
+        if self.problem is not None or self.state is None:
             return
         try:
-            self.engine.apply(episode)
+            self.state.apply(episode)
         except (LookupError, ValueError, AssertionError) as error:
             self.problem = f"events could not be replayed: {type(error).__name__}: {error}"
 
     def close(self) -> None:
         """Nothing more comes."""
-        if self.engine is not None:
-            self.engine.close()
+        if self.state is not None:
+            self.state.close()
         self._reader.close()
 
     @property
@@ -90,16 +88,31 @@ class Producer:
             return time.time() - self._path.stat().st_mtime < HEADER_SEC
         return session.process_alive(int(self.header["pid"]), self.header.get("start", ""))
 
+    def _take_header(self, header: dict[str, Any]) -> None:
+        self.header = header
+        origin, key = self._founding.origin_ns, self._founding.key
+        if header.get("producer") == "worker":
+            self.state = Worker(header, origin, key, self._tables)
+        else:
+            self.state = Engine(header, origin, key, self._tables, self._totals)
+
     def _take_events(self, payload: bytes) -> None:
-        if self.problem is not None or self.engine is None:
+        if self.problem is not None or self.state is None:
             return
         try:
-            self.episodes += episodes(payload, self.engine.shape, self.engine.content_ids)
+            read = episodes(payload, self.state.shape, self.state.content_ids)
         except DecodeError as error:
             self.problem = f"events could not be read: {error}"
+            return
+        for episode in read:
+            # What a worker tells late may be older than the frame in front of it.
+            self._last_time = max(self._last_time, episode.time)
+            self.episodes.append(episode._replace(time=self._last_time))
 
     def _take_status(self, status: dict[str, Any]) -> None:
-        failed = {**self.status.get("failed", {}), **status.get("failed", {})}
-        self.status = {**self.status, **status}
-        if failed:
-            self.status["failed"] = failed
+        for name, value in status.items():
+            before = self.status.get(name)
+            if isinstance(before, dict) and isinstance(value, dict):
+                self.status[name] = {**before, **value}
+            else:
+                self.status[name] = value

@@ -29,8 +29,24 @@ COLUMNS = {
         "decode_tokens,scheduled_reqs,preempted_reqs,finished_reqs,schedule_us,repeats,engine"
     ),
     "requests.jsonl": None,
+    "cuda_graph_captures.csv": (
+        "runtime_mode,num_tokens,num_reqs,uniform,has_lora,capture_time_sec,duration_sec,"
+        "num_graphs,memory_bytes,source,kind,worker,part"
+    ),
+    "cuda_graph_usage.csv": (
+        "runtime_mode,num_tokens,num_reqs,uniform,has_lora,replay_count,total_launch_sec,"
+        "total_gpu_sec,worker,num_graphs,source,part,dummy_count,capture_time_sec"
+    ),
+    "cuda_graph_timeline.csv": (
+        "timestamp_sec,runtime_mode,num_tokens,num_reqs,uniform,has_lora,unpadded_tokens,"
+        "launch_us,gpu_us,dummy,worker,num_graphs"
+    ),
+    "gpu_memory.csv": "timestamp_sec,gpu,used_bytes,free_bytes,utilization_pct",
 }
 """Header line of each table; a JSON-lines table has none."""
+
+LONGEST_ROW = 4096
+"""More bytes than a row without text of a client can have."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NEEDS_QUOTES = re.compile(r'[",]')
@@ -115,7 +131,14 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
-def remove_tables(folder: Path, names: Iterable[str] = COLUMNS) -> None:
-    """Remove the tables that are in this folder."""
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
+def cut_torn_row(path: Path) -> None:
+    """Cut off the end of a CSV table's last row if it is not whole, of a disk that was full."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = file.seek(max(0, size - LONGEST_ROW))
+        size = begin + file.read().rfind(b"\n") + 1
+        file.truncate(size)
+    if not size:
+        path.unlink()

@@ -31,6 +31,18 @@ def seconds(text: str) -> float:
     return value
 
 
+def whole(text: str) -> int:
+    """The whole number, from 0 on, that a text states.
+
+    >>> whole("12")
+    12
+    """
+    # int() takes the digits of every script, and thousands of them.
+    if re.fullmatch(r"\d{1,18}", str(text).strip(), re.ASCII) is None:
+        raise typer.BadParameter(f"{text!r} is not a number; write a whole one from 0 on")
+    return int(text)
+
+
 SessionArgument = Annotated[
     Path | None,
     typer.Argument(
@@ -56,7 +68,7 @@ RequestsAfter = Annotated[
     typer.Option(
         "--requests-after",
         metavar="N",
-        min=0,
+        parser=whole,
         help="Leave out what came before the arrival of the request that follows the first N "
         "(of those that have ended).",
         show_default=False,

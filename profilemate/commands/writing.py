@@ -10,6 +10,9 @@ from pathlib import Path
 from analysis.errors import SessionError
 from profilemate.session import CLOSED_FILE, FOUNDING_FILE, write_atomically
 
+LONGEST_NAME = 239
+"""Bytes of a file's name: 255 is what file systems take, less what ``write_atomically`` adds."""
+
 
 def write(target: Path, text: str) -> None:
     """Write the text to what ``writable`` gave; a file that is there already is replaced.
@@ -54,6 +57,9 @@ def _reason_against(path: Path, target: Path) -> str | None:
     folder = target.parent
     if not folder.is_dir():
         return f"there is no folder {folder}"
+    length = len(os.fsencode(target.name))
+    if length > LONGEST_NAME:
+        return f"its name has {length} bytes, and {LONGEST_NAME} can be written"
     if _is_record(target):
         return "a session's record goes there"
     if not os.access(folder, os.W_OK | os.X_OK):

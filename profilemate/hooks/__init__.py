@@ -41,6 +41,8 @@ class Hook:
     """Whether it is attached with profiling switched off, too."""
     requires: tuple[str, ...] = ("wrapt", "orjson")
     """What has to be installed for it."""
+    optional: bool = False
+    """Whether it is for some releases only: one without its module lacks nothing."""
 
 
 HOOKS: tuple[Hook, ...] = (
@@ -60,6 +62,13 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook("scheduler", "vllm.v1.core.sched.scheduler", "profilemate.hooks.scheduler:attach"),
     Hook("engine", "vllm.v1.engine.core", "profilemate.hooks.engine:attach"),
+    Hook("worker", "vllm.v1.worker.worker_base", "profilemate.hooks.worker:attach"),
+    Hook(
+        "worker-outside-v1",
+        "vllm.worker.worker_base",
+        "profilemate.hooks.worker:attach",
+        optional=True,
+    ),
 )
 
 
@@ -75,9 +84,13 @@ _statuses: dict[str, Status] = {}
 
 
 def status() -> list[Status]:
-    """The hooks of this process, in the order of ``HOOKS``."""
+    """The hooks of this process, in the order of ``HOOKS``; those for other releases left out."""
     unseen = "vLLM has not been imported"
-    return [_statuses.get(hook.name, Status(hook.name, False, unseen)) for hook in HOOKS]
+    return [
+        _statuses.get(hook.name, Status(hook.name, False, unseen))
+        for hook in HOOKS
+        if hook.name in _statuses or not hook.optional
+    ]
 
 
 def activate(finder: Finder, vllm: ModuleType) -> None:
@@ -128,13 +141,14 @@ def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
     _set_all(left_out, "could not be attached in the parent process")
     hooks = [hook for hook in hooks if hook not in left_out]
     unknown = [hook for hook in hooks if not _exists(hook.module, vllm_folders)]
-    _set_all(unknown, "this vLLM has no such module")
-    if unknown:
-        for hook in unknown:
+    missed = [hook for hook in unknown if not hook.optional]
+    _set_all(missed, "this vLLM has no such module")
+    if missed:
+        for hook in missed:
             config.leave_for_children(os.environ, hook.name)
         say(
-            f"this vLLM has no {' and no '.join(hook.module for hook in unknown)}: "
-            f"{_named(unknown)} off, vLLM runs without. A newer profilemate may know it"
+            f"this vLLM has no {' and no '.join(hook.module for hook in missed)}: "
+            f"{_named(missed)} off, vLLM runs without. A newer profilemate may know it"
         )
     wanted = [hook for hook in hooks if hook not in unknown]
     if wanted:

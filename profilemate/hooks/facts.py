@@ -29,7 +29,8 @@ def describe(scheduler: Any, pools: list[Any]) -> dict[str, Any]:
     groups = scheduler.kv_cache_config.kv_cache_groups
     caching = bool(config.cache_config.enable_prefix_caching)
     return {
-        "versions": _versions(),
+        "versions": versions(),
+        "device": fact(lambda: str(config.device_config.device_type)),
         "pools": [_pool(pool) for pool in pools],
         "groups": [_group(group, scheduler, index, pools) for index, group in enumerate(groups)],
         "caching": caching,
@@ -62,11 +63,11 @@ def is_tabled(scheduler: Any, pools: list[Any]) -> bool:
     """
     if len(pools) > 1 or not is_plain(scheduler) or getattr(scheduler, "connector", None):
         return False
-    managers = _fact(lambda: scheduler.kv_cache_manager.coordinator.single_type_managers)
+    managers = fact(lambda: scheduler.kv_cache_manager.coordinator.single_type_managers)
     return (
         bool(managers)
         and type(managers[0]).__name__ == "FullAttentionManager"
-        and managers[0].block_size == _fact(lambda: pools[0].hash_block_size)
+        and managers[0].block_size == fact(lambda: pools[0].hash_block_size)
     )
 
 
@@ -78,7 +79,7 @@ def told_by_content(scheduler: Any, pools: list[Any]) -> int:
 
 
 def _hash_block_size(scheduler: Any, pools: list[Any]) -> int:
-    return int(_fact(lambda: pools[0].hash_block_size) or scheduler.block_size)
+    return int(fact(lambda: pools[0].hash_block_size) or scheduler.block_size)
 
 
 def has_mamba(scheduler: Any) -> bool:
@@ -87,11 +88,12 @@ def has_mamba(scheduler: Any) -> bool:
     return any("Mamba" in type(group.kv_cache_spec).__name__ for group in groups)
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """The versions of what runs here."""
     return {
         "profilemate": __version__,
-        "vllm": _fact(lambda: sys.modules["vllm"].__version__),
-        "torch": _fact(lambda: str(sys.modules["torch"].__version__)),
+        "vllm": fact(lambda: sys.modules["vllm"].__version__),
+        "torch": fact(lambda: str(sys.modules["torch"].__version__)),
         "python": platform.python_version(),
     }
 
@@ -106,7 +108,7 @@ def _pool(pool: Any) -> dict[str, int | None]:
 
 def _group(group: Any, scheduler: Any, index: int, pools: list[Any]) -> dict[str, Any]:
     spec = group.kv_cache_spec
-    managers = _fact(lambda: scheduler.kv_cache_manager.coordinator.single_type_managers)
+    managers = fact(lambda: scheduler.kv_cache_manager.coordinator.single_type_managers)
     pool = managers[index].block_pool if managers else pools[0]
     size = managers[index].block_size if managers else spec.block_size
     return {
@@ -114,7 +116,7 @@ def _group(group: Any, scheduler: Any, index: int, pools: list[Any]) -> dict[str
         "block_size": int(size),
         "layers": len(group.layer_names),
         "sliding_window": getattr(spec, "sliding_window", None),
-        "bytes_per_block": _fact(lambda: int(spec.page_size_bytes) * len(group.layer_names)),
+        "bytes_per_block": fact(lambda: int(spec.page_size_bytes) * len(group.layer_names)),
         "pool": next((i for i, known in enumerate(pools) if known is pool), 0),
     }
 
@@ -123,7 +125,7 @@ def _content_ids_shared() -> bool:
     """Whether block hashes of two processes compare: always from vLLM 0.29 on."""
     if os.environ.get("PYTHONHASHSEED", "random") != "random":
         return True
-    version = _fact(lambda: sys.modules["vllm"].__version__) or "0"
+    version = fact(lambda: sys.modules["vllm"].__version__) or "0"
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
     return numbers >= [0, 29]
 
@@ -138,14 +140,14 @@ def _model(config: Any, groups: Any) -> dict[str, Any]:
         if hasattr(group.kv_cache_spec, "page_size_bytes")
     ]
     return {
-        "name": _fact(lambda: str(model.served_model_name or model.model)),
-        "architecture": _fact(lambda: list(model.architectures)),
-        "layers": _fact(lambda: int(model.get_num_layers(parallel))),
-        "kv_heads": _fact(lambda: int(model.get_num_kv_heads(parallel))),
-        "head_size": _fact(lambda: int(model.get_head_size())),
-        "dtype": _fact(lambda: str(model.dtype).removeprefix("torch.")),
-        "bytes_per_token": _fact(lambda: round(sum(per_token))),
-        "quantization": _fact(lambda: model.quantization),
+        "name": fact(lambda: str(model.served_model_name or model.model)),
+        "architecture": fact(lambda: list(model.architectures)),
+        "layers": fact(lambda: int(model.get_num_layers(parallel))),
+        "kv_heads": fact(lambda: int(model.get_num_kv_heads(parallel))),
+        "head_size": fact(lambda: int(model.get_head_size())),
+        "dtype": fact(lambda: str(model.dtype).removeprefix("torch.")),
+        "bytes_per_token": fact(lambda: round(sum(per_token))),
+        "quantization": fact(lambda: model.quantization),
     }
 
 
@@ -162,8 +164,8 @@ def _cache(scheduler: Any, config: Any) -> dict[str, Any]:
         "block_size": [int(group.kv_cache_spec.block_size) for group in groups],
         "blocks": int(scheduler.kv_cache_config.num_blocks),
         "prefix_caching": bool(cache.enable_prefix_caching),
-        "gpu_memory_utilization": _fact(lambda: float(cache.gpu_memory_utilization)),
-        "cache_dtype": _fact(lambda: str(cache.cache_dtype)),
+        "gpu_memory_utilization": fact(lambda: float(cache.gpu_memory_utilization)),
+        "cache_dtype": fact(lambda: str(cache.cache_dtype)),
         "max_model_len": max_len,
         "tokens": int(tokens),
         "max_concurrency": round(float(concurrency), 4),
@@ -173,10 +175,10 @@ def _cache(scheduler: Any, config: Any) -> dict[str, Any]:
 def _parallel(config: Any) -> dict[str, Any]:
     parallel = config.parallel_config
     return {
-        "tensor": _fact(lambda: int(parallel.tensor_parallel_size)),
-        "pipeline": _fact(lambda: int(parallel.pipeline_parallel_size)),
-        "data": _fact(lambda: int(parallel.data_parallel_size)),
-        "executor": _fact(lambda: str(parallel.distributed_executor_backend)),
+        "tensor": fact(lambda: int(parallel.tensor_parallel_size)),
+        "pipeline": fact(lambda: int(parallel.pipeline_parallel_size)),
+        "data": fact(lambda: int(parallel.data_parallel_size)),
+        "executor": fact(lambda: str(parallel.distributed_executor_backend)),
     }
 
 
@@ -184,28 +186,28 @@ def _scheduling(scheduler: Any, config: Any) -> dict[str, Any]:
     settings = config.scheduler_config
     return {
         "class": f"{type(scheduler).__module__}.{type(scheduler).__qualname__}",
-        "max_num_seqs": _fact(lambda: int(settings.max_num_seqs)),
-        "max_num_batched_tokens": _fact(lambda: int(settings.max_num_batched_tokens)),
-        "chunked_prefill": _fact(lambda: bool(settings.enable_chunked_prefill)),
-        "async_scheduling": _fact(lambda: bool(settings.async_scheduling)),
-        "policy": _fact(lambda: str(settings.policy)),
-        "watermark": _fact(lambda: float(settings.watermark)),
-        "speculative_tokens": _fact(lambda: int(config.num_speculative_tokens)),
-        "max_num_scheduled_tokens": _fact(lambda: int(scheduler.max_num_scheduled_tokens)),
-        "max_num_active_seqs": _fact(lambda: int(scheduler.max_num_active_reqs)),
-        "scheduler_reserve_full_isl": _fact(lambda: bool(settings.scheduler_reserve_full_isl)),
-        "long_prefill_token_threshold": _fact(lambda: int(settings.long_prefill_token_threshold)),
-        "long_prefill_token_threshold_adaptive": _fact(
+        "max_num_seqs": fact(lambda: int(settings.max_num_seqs)),
+        "max_num_batched_tokens": fact(lambda: int(settings.max_num_batched_tokens)),
+        "chunked_prefill": fact(lambda: bool(settings.enable_chunked_prefill)),
+        "async_scheduling": fact(lambda: bool(settings.async_scheduling)),
+        "policy": fact(lambda: str(settings.policy)),
+        "watermark": fact(lambda: float(settings.watermark)),
+        "speculative_tokens": fact(lambda: int(config.num_speculative_tokens)),
+        "max_num_scheduled_tokens": fact(lambda: int(scheduler.max_num_scheduled_tokens)),
+        "max_num_active_seqs": fact(lambda: int(scheduler.max_num_active_reqs)),
+        "scheduler_reserve_full_isl": fact(lambda: bool(settings.scheduler_reserve_full_isl)),
+        "long_prefill_token_threshold": fact(lambda: int(settings.long_prefill_token_threshold)),
+        "long_prefill_token_threshold_adaptive": fact(
             lambda: bool(settings.long_prefill_token_threshold_adaptive)
         ),
-        "max_num_partial_prefills": _fact(lambda: int(settings.max_num_partial_prefills)),
-        "max_long_partial_prefills": _fact(lambda: int(settings.max_long_partial_prefills)),
-        "max_loras": _fact(lambda: int(config.lora_config.max_loras)),
-        "connector": _fact(lambda: config.kv_transfer_config.kv_connector),
-        "speculative_method": _fact(lambda: config.speculative_config.method),
-        "drops_hit_unit": _fact(lambda: _drops_hit_unit(config.speculative_config)),
-        "draft_slots": _fact(lambda: int(config.speculative_config.max_num_new_slots_for_drafting)),
-        "lookahead_tokens": _fact(lambda: int(scheduler.num_lookahead_tokens)),
+        "max_num_partial_prefills": fact(lambda: int(settings.max_num_partial_prefills)),
+        "max_long_partial_prefills": fact(lambda: int(settings.max_long_partial_prefills)),
+        "max_loras": fact(lambda: int(config.lora_config.max_loras)),
+        "connector": fact(lambda: config.kv_transfer_config.kv_connector),
+        "speculative_method": fact(lambda: config.speculative_config.method),
+        "drops_hit_unit": fact(lambda: _drops_hit_unit(config.speculative_config)),
+        "draft_slots": fact(lambda: int(config.speculative_config.max_num_new_slots_for_drafting)),
+        "lookahead_tokens": fact(lambda: int(scheduler.num_lookahead_tokens)),
     }
 
 
@@ -234,7 +236,15 @@ _SETTINGS = {
         "scheduler_reserve_full_isl": "scheduler-reserve-full-isl",
         "watermark": "watermark",
     },
-    "model_config": {"max_model_len": "max-model-len"},
+    "model_config": {
+        "enforce_eager": "enforce-eager",
+        "max_model_len": "max-model-len",
+    },
+    "compilation_config": {
+        "cudagraph_capture_sizes": "cudagraph-capture-sizes",
+        "cudagraph_mode": "compilation-config",
+        "max_cudagraph_capture_size": "max-cudagraph-capture-size",
+    },
     "lora_config": {"max_loras": "max-loras"},
 }
 """By part of the configuration, what its settings are called on the command line."""
@@ -250,7 +260,8 @@ def _settings(config: Any) -> list[str]:
     )
 
 
-def _fact(read: Callable[[], Any]) -> Any:
+def fact(read: Callable[[], Any]) -> Any:
+    """What this reads, None where it cannot be read."""
     try:
         return read()
     except Exception:

@@ -61,10 +61,10 @@ def _watch_lookup(
     now, log, index = time.monotonic_ns, recorder.log, requests.index
     looked_up = requests.looked_up
 
-    def lookup(request: Any) -> Any:
+    def lookup(request: Any, *limit: Any) -> Any:
         nesting.depth += 1
         try:
-            found = original(this(), request)
+            found = original(this(), request, *limit)
         finally:
             nesting.depth -= 1
         try:

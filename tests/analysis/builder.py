@@ -29,6 +29,19 @@ COLUMNS = {
         "timestamp_sec,step,running_reqs,waiting_reqs,scheduled_tokens,prefill_tokens,"
         "decode_tokens,scheduled_reqs,preempted_reqs,finished_reqs,schedule_us,repeats,engine"
     ),
+    "cuda_graph_captures.csv": (
+        "runtime_mode,num_tokens,num_reqs,uniform,has_lora,capture_time_sec,duration_sec,"
+        "num_graphs,memory_bytes,source,kind,worker,part"
+    ),
+    "cuda_graph_usage.csv": (
+        "runtime_mode,num_tokens,num_reqs,uniform,has_lora,replay_count,total_launch_sec,"
+        "total_gpu_sec,worker,num_graphs,source,part,dummy_count,capture_time_sec"
+    ),
+    "cuda_graph_timeline.csv": (
+        "timestamp_sec,runtime_mode,num_tokens,num_reqs,uniform,has_lora,unpadded_tokens,"
+        "launch_us,gpu_us,dummy,worker,num_graphs"
+    ),
+    "gpu_memory.csv": "timestamp_sec,gpu,used_bytes,free_bytes,utilization_pct",
 }
 """The header lines, written out: this is the contract, and not what the analyzer believes."""
 
@@ -65,6 +78,40 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "engine": 0,
     },
     "scheduler_steps.csv": {"timestamp_sec": 1, "preempted_reqs": 0, "repeats": 1, "engine": 0},
+    "cuda_graph_captures.csv": {
+        "uniform": 0,
+        "has_lora": 0,
+        "capture_time_sec": 1,
+        "duration_sec": 0.25,
+        "num_graphs": 1,
+        "memory_bytes": 0,
+        "source": "CudaGraphManager",
+        "kind": "capture",
+        "worker": 0,
+        "part": "model",
+    },
+    "cuda_graph_usage.csv": {
+        "uniform": 0,
+        "has_lora": 0,
+        "replay_count": 0,
+        "total_launch_sec": 0,
+        "worker": 0,
+        "num_graphs": 1,
+        "source": "CudaGraphManager",
+        "part": "model",
+        "dummy_count": 0,
+        "capture_time_sec": 1,
+    },
+    "cuda_graph_timeline.csv": {
+        "timestamp_sec": 2,
+        "uniform": 0,
+        "has_lora": 0,
+        "launch_us": 10,
+        "dummy": 0,
+        "worker": 0,
+        "num_graphs": 1,
+    },
+    "gpu_memory.csv": {"timestamp_sec": 1, "gpu": 0, "utilization_pct": 50},
 }
 
 METADATA: Mapping[str, Any] = {

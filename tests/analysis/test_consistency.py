@@ -5,6 +5,7 @@ import pytest
 
 from analysis import open_session, summarize
 from tests.analysis.builder import SessionBuilder
+from tests.analysis.graphs import mixed
 from tests.misses.test_by_hand import allocation, eviction, lookup, request
 
 
@@ -66,3 +67,15 @@ def test_a_session_that_is_not_complete_need_not_fit(session: SessionBuilder) ->
     session.metadata(complete=False, ended_at=None)
     (session.folder / "kv_cache_usage.csv").unlink()
     assert not any("is missing, though" in warning for warning in warnings(session))
+
+
+def test_executions_in_graphs_without_a_replay(session: SessionBuilder) -> None:
+    mixed(session)
+    assert warnings(session) == ()
+    (session.folder / "cuda_graph_usage.csv").unlink()
+    assert warnings(session) == (
+        (
+            "cuda_graph_timeline.csv tells of 18 executions in graphs, and cuda_graph_usage.csv of "
+            "no replay: it is not whole"
+        ),
+    )

@@ -15,6 +15,7 @@ from tests.analysis.test_session import error_of
 
 USAGE = "kv_cache_usage.csv"
 STEPS = "scheduler_steps.csv"
+LOOKUPS = "prefix_cache_lookups.csv"
 
 
 def step(time: float, engine: int = 0) -> dict[str, Any]:
@@ -105,6 +106,36 @@ class TestOrder:
             f"{STEPS}, line 5: timestamp_sec is 2.000000, but an earlier row of the engine has "
             "4.000000"
         ) in error_of(session)
+
+    @pytest.mark.usefixtures("small_pieces")
+    @pytest.mark.parametrize(
+        "table", ["kv_cache_evictions.csv", "kv_cache_allocations.csv", LOOKUPS]
+    )
+    def test_rows_of_an_engine(self, session: SessionBuilder, table: str) -> None:
+        row = {"event": "cache", "num_blocks": 1, "query_tokens": 9, "hit_tokens": 0}
+        known = {name: value for name, value in row.items() if name in COLUMNS[table].split(",")}
+        session.rows(table, *({**known, "timestamp_sec": time} for time in (1, 3, 4, 2, 5)))
+        assert (
+            f"{table}, line 5: timestamp_sec is 2.000000, but an earlier row of the engine has "
+            "4.000000"
+        ) in error_of(session)
+
+    @pytest.mark.usefixtures("small_pieces")
+    def test_lookups_that_are_told_later_than_they_began(self, session: SessionBuilder) -> None:
+        """Refused ones are told when they end, those after a preemption when the step's others
+        have been, those of a KV connector when its transfer ends."""
+        first = {"query_tokens": 9, "hit_tokens": 0, "timestamp_sec": 4}
+        session.lookups(
+            first,
+            {**first, "timestamp_sec": 1, "admitted": 0},
+            {**first, "timestamp_sec": 2, "kind": "resumed"},
+            {**first, "timestamp_sec": 3, "engine": 1},
+        )
+        assert summarize(open_session(session.folder)).prefix_cache.resumed.lookups == 1
+        session.lookups({**first, "timestamp_sec": 3, "kind": "retry"})
+        assert f"{LOOKUPS}, line 6: timestamp_sec is 3.000000" in error_of(session)
+        session.metadata(scheduler={"connector": "NixlConnector"})
+        assert summarize(open_session(session.folder)).prefix_cache.resumed.lookups == 1
 
     @pytest.mark.usefixtures("small_pieces")
     def test_engines_may_follow_each_other_in_any_way(self, session: SessionBuilder) -> None:

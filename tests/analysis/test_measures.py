@@ -11,6 +11,7 @@ import pytest
 
 from analysis import RuleError, measures, open_session, summarize
 from tests.analysis.builder import SessionBuilder
+from tests.analysis.graphs import MIB, mixed
 from tests.analysis.stories import swept
 from tests.analysis.test_preemptions import victim_of_another
 
@@ -141,6 +142,13 @@ def leaking(session: SessionBuilder) -> None:
     session.requests({"request_id": "r", "timestamp": 1000, "finish_sec": 3})
 
 
+def on_a_gpu(session: SessionBuilder) -> None:
+    """In ``mixed`` 18 of 20 executions and 88 of 128 tokens are in graphs, 16 of 104 padding."""
+    mixed(session)
+    sample = {"free_bytes": 3 * MIB}
+    session.rows("gpu_memory.csv", *({**sample, "used_bytes": used} for used in (70, 75, 60)))
+
+
 STORIES = {
     known: FIGURES,
     waiting: {"waiting": 4, "waiting_most": 2, "waiting_for_blocks": 2},
@@ -156,6 +164,14 @@ STORIES = {
         "preemption_tokens": 47,
         "preemption_tax": 47 / 235,
         "preemption_lost": 3.5,
+    },
+    on_a_gpu: {
+        "graph_coverage": 18 / 20,
+        "graph_token_coverage": 88 / 128,
+        "graph_padding": 16 / 104,
+        "graphs_unused": 4,
+        "graph_memory": 106 * MIB,
+        "gpu_memory_peak": 75,
     },
 }
 

@@ -71,10 +71,10 @@ def victim_of_another(session: SessionBuilder) -> None:
     session.evictions(
         {"timestamp_sec": 2.9, "owner_request": "victim", "evicting_request": "early"},
         {"timestamp_sec": 3.001, "owner_request": "victim", "evicting_request": "taker"},
+        {"timestamp_sec": 4, "owner_request": "somebody", "evicting_request": "taker"},
         {"timestamp_sec": 5, "owner_request": "victim", "evicting_request": "taker"},
         {"timestamp_sec": 5.5, "owner_request": "victim", "evicting_request": "other"},
         {"timestamp_sec": 7.5, "owner_request": "victim", "evicting_request": "late"},
-        {"timestamp_sec": 4, "owner_request": "somebody", "evicting_request": "taker"},
     )
     session.rows(
         "scheduler_steps.csv",
@@ -118,6 +118,12 @@ def test_blocks_that_come_back_later_do_not_tell_for_whom(session: SessionBuilde
     path.write_text(path.read_text().replace("3.002,3,", "2.9,2,"))
     (one,) = summary_of(session).preemptions.costliest
     assert (one.made_room_for, one.by_itself, one.recomputed_tokens) == (None, False, 47)
+    assert (one.preempted_sec, one.lost_sec) == (pytest.approx(2.9), pytest.approx(3.6))
+    parked = summary_of(session).preemptions.parked
+    assert (parked.preemptions, parked.blocks, parked.most_steps) == (1, 5, 1)
+    assert parked.longest_sec == pytest.approx(0.1)
+    said = " ".join(text.render(summary_of(session)).split())
+    assert "Parked 5 blocks of 1 preemption came free only later, up to 1 step or 100.0 ms" in said
 
 
 def test_a_reset_of_the_cache_makes_room_for_nobody(session: SessionBuilder) -> None:
@@ -174,6 +180,16 @@ def test_a_request_that_preempts_itself_is_named(session: SessionBuilder) -> Non
     assert found.lost_sec == 3
     rendered = " ".join(text.render(summary_of(session)).split())
     assert "glutton preempted itself 3 times" in rendered
+    # One that does so while alone is told of once, with those that can never run.
+    (session.folder / "scheduler_steps.csv").unlink()
+    alone = {"preempted_reqs": 1, "running_reqs": 0, "scheduled_tokens": 0}
+    session.rows(
+        "scheduler_steps.csv",
+        *({"timestamp_sec": step, "step": step, **alone} for step in (2, 4, 6)),
+    )
+    rendered = " ".join(text.render(summary_of(session)).split())
+    assert "Preempts itself 3 times glutton, alone" in rendered
+    assert "glutton preempted itself" not in rendered
 
 
 def test_a_request_that_is_preempted_before_it_is_back_has_lost_until_then(

@@ -49,7 +49,9 @@ def two_that_share(session: SessionBuilder, *more: tuple[float, str, int, str]) 
     # As many cached as held: none free is counted here.
     session.usage((1, 2), (3, 3), (5, 2), (6, 0), (7, 3))
     session.evictions(
-        {"timestamp_sec": 8, "content_id": 3, "owner_request": "long", "evictable_sec": 3}
+        {"timestamp_sec": 8, "content_id": 3, "owner_request": "long", "evictable_sec": 3},
+        # Held until it was evicted: it had not been kept.
+        {"timestamp_sec": 9, "content_id": 4, "owner_request": "late", "reason": "explicit"},
     )
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis import open_session, summarize
-from analysis.renderers import text
+from analysis import open_session, series, summarize
+from analysis.renderers import json, text
+from analysis.renderers.html import page as html
 from tests.analysis.builder import METADATA, SessionBuilder
+from tests.analysis.stories import swept
 from tests.analysis.test_prefix_cache import eight_alike, waiting_and_preempted
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,6 +28,38 @@ def text_of(session: SessionBuilder) -> str:
 def one_line(rendered: str) -> str:
     """The text without its line breaks, for sentences that are wrapped."""
     return " ".join(rendered.split())
+
+
+def test_engines_with_pools_of_different_sizes(session: SessionBuilder) -> None:
+    """The configuration that is recorded is the first one's: 101 blocks with the null block."""
+    session.usage((1, 40))
+    session.usage((1, 40), engine=1)
+    said = one_line(text_of(session))
+    assert "Pool 101 blocks of 16 tokens = 1,616 tokens of KV cache" in said
+    assert "blocks mean" not in said
+    session.usage((1, 40), engine=2, total_blocks=80)
+    said = one_line(text_of(session))
+    assert "Pool engine 0 101, engine 1 101, engine 2 81 blocks of 16 tokens" in said
+    assert "per request: 1.62x (engine 0)" in said
+    assert "1,616 tokens" not in said
+    assert "blocks mean median" in said
+    assert "Engine 2 80 40.00 %" in said
+
+
+def test_names_of_thousands_of_characters_are_cut(session: SessionBuilder) -> None:
+    swept(session)
+    for file in ("requests.jsonl", "prefix_cache_lookups.csv", "kv_cache_evictions.csv"):
+        path = session.folder / file
+        path.write_text(re.sub(r"\b[ABCS]\b", lambda name: name[0] * 5_000, path.read_text()))
+    summary = summarize(open_session(session.folder))
+    shown = "".join(text.render(summary).split())
+    assert "B" * 117 + "...computed" in shown
+    page = html.render(summary, series.measure(open_session(session.folder), summary))
+    for name in "ABCS":
+        assert name * 118 not in shown
+        assert name * 118 not in page
+    assert "B" * 117 + "..." in page
+    assert "B" * 5_000 in json.render(summary)
 
 
 def busy(session: SessionBuilder) -> None:

@@ -289,4 +289,7 @@ class TestCommand:
         result = invoke("summary", session.folder, "--after", "10 parsecs")
         assert (result.returncode, result.stdout) == (2, "")
         assert "'10 parsecs' is not a time; write 30s, 2m, 1.5h" in " ".join(result.stderr.split())
-        assert invoke("summary", session.folder, "--requests-after", "-1").returncode == 2
+        for wrong in ("-1", "1.5", "\uff11", "\u0663", "1_000", "9" * 5_000):
+            result = invoke("summary", session.folder, f"--requests-after={wrong}")
+            assert (result.returncode, result.stdout) == (2, "")
+            assert "is not a number; write a whole one from 0 on" in " ".join(result.stderr.split())

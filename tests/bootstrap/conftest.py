@@ -41,6 +41,8 @@ VLLM = {
     "v1/core/sched/scheduler": "class Scheduler: pass\n",
     "v1/engine/__init__": "",
     "v1/engine/core": "from vllm.v1.core.sched.scheduler import Scheduler\n",
+    "v1/worker/__init__": "",
+    "v1/worker/worker_base": "class WorkerWrapperBase: pass\n",
 }
 
 # The user's sitecustomize runs after ours, in children too: it puts probes in the place of the

@@ -18,13 +18,15 @@ import importlib, os, sys
 import vllm.envs, vllm.platforms.interface
 attached = [
     getattr(importlib.import_module(name), "attached", 0)
-    for name in ("vllm.v1.core.sched.scheduler", "vllm.v1.engine.core")
+    for name in (
+        "vllm.v1.core.sched.scheduler", "vllm.v1.engine.core", "vllm.v1.worker.worker_base"
+    )
 ]
 from profilemate import hooks
 print(attached, [status.name for status in hooks.status() if status.attached], flush=True)
 """
-ALL_ATTACHED = "[1, 1] ['environment', 'environment-platform', 'scheduler', 'engine']"
-NONE_ATTACHED = "[0, 0] ['environment', 'environment-platform']"
+ALL_ATTACHED = "[1, 1, 1] ['environment', 'environment-platform', 'scheduler', 'engine', 'worker']"
+NONE_ATTACHED = "[0, 0, 0] ['environment', 'environment-platform']"
 
 WITH_CHILDREN = (
     IMPORT
@@ -57,7 +59,7 @@ def test_verbose_says_more(vllm_user: User) -> None:
     ended = vllm_user.run(IMPORT, VLLM_PROFILING_VERBOSE="1")
     assert ended.stdout.strip() == ALL_ATTACHED
     lines = ended.stderr.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert all(line.startswith("profilemate: hook ") for line in lines)
 
 
@@ -123,16 +125,20 @@ def test_wrong_value_is_one_line_in_all_processes(vllm_user: User) -> None:
     assert stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("failing", ["vllm.v1.core.sched.scheduler", "vllm.v1.engine.core"])
+@pytest.mark.parametrize(
+    ("failing", "others"),
+    [
+        ("vllm.v1.core.sched.scheduler", "'engine', 'worker'"),
+        ("vllm.v1.engine.core", "'scheduler', 'worker'"),
+        ("vllm.v1.worker.worker_base", "'scheduler', 'engine'"),
+    ],
+)
 def test_hook_that_raises_is_off_alone_and_not_tried_in_children(
-    vllm_user: User, failing: str
+    vllm_user: User, failing: str, others: str
 ) -> None:
     lines, stderr = run_with_children(vllm_user, PROBE_RAISES=failing)
-    name, other = "scheduler", "engine"
-    if failing.endswith("engine.core"):
-        name, other = other, name
-    attached = f"['environment', 'environment-platform', '{other}']"
-    assert lines.count(attached) == 4
+    (name,) = {"scheduler", "engine", "worker"} - set(others.replace("'", "").split(", "))
+    assert lines.count(f"['environment', 'environment-platform', {others}]") == 4
     assert stderr.startswith(f"profilemate: hook {name} is off, it does not fit vLLM 9.9.9 ")
     assert "AttributeError: no such class in this release" in stderr
     assert stderr.count("\n") == 1
@@ -163,6 +169,7 @@ def test_status_says_why(vllm_user: User) -> None:
             [
                 ("scheduler", False, "AttributeError: no such class in this release"),
                 ("engine", False, "vllm.v1.engine.core has not been imported"),
+                ("worker", False, "vllm.v1.worker.worker_base has not been imported"),
             ]
         ),
     ]
@@ -240,7 +247,7 @@ def test_broken_process(vllm_user: User, bare_python: str, broken: str) -> None:
     assert ended.stdout.strip() == switched_off.stdout.strip() == NONE_ATTACHED
     assert ended.returncode == switched_off.returncode
     ended = vllm_user.run(code, PROBE_RAISES="vllm.v1.engine.core", VLLM_PROFILING_VERBOSE="1")
-    assert ended.stdout.startswith("[1, 0]")
+    assert ended.stdout.startswith("[1, 0, 1]")
     assert ended.returncode == switched_off.returncode
 
 

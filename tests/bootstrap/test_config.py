@@ -23,6 +23,7 @@ KUBERNETES = {
 def test_defaults() -> None:
     read = config.read({})
     assert (read.enabled, read.verbose, read.session, read.failed) == (True, False, "", ())
+    assert (read.gpu_timing, read.gpu_interval_sec) == (False, 1.0)
     assert read.problems == ()
     assert read.directory == Path(tempfile.gettempdir(), "vllm_profiling")
 
@@ -51,6 +52,33 @@ def test_values_that_are_not_understood_count_as_not_set() -> None:
     first, second = read.problems
     assert all(part in first for part in ("VLLM_PROFILING=2 ", "1, true", "0, false", "used: 1"))
     assert all(part in second for part in ("VLLM_PROFILING_VERBOSE=loud ", "used: 0"))
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("0", 0.0), ("0.25", 0.25), (" 5 ", 5.0), ("1e2", 100.0), ("", 1.0), (" ", 1.0)],
+)
+def test_seconds(value: str, seconds: float) -> None:
+    read = config.read({"VLLM_PROFILING_GPU_INTERVAL": value})
+    assert (read.gpu_interval_sec, read.problems) == (seconds, ())
+
+
+@pytest.mark.parametrize("value", ["-1", "1s", "off", "nan", "inf", "1e999"])
+def test_what_is_no_number_of_seconds(value: str) -> None:
+    read = config.read({"VLLM_PROFILING_GPU_INTERVAL": value})
+    assert read.gpu_interval_sec == 1.0
+    (problem,) = read.problems
+    assert problem == (
+        f"VLLM_PROFILING_GPU_INTERVAL={value} is not understood (a number of seconds, 0 for off); "
+        "the default is used: 1"
+    )
+
+
+def test_gpu_timing_is_a_switch() -> None:
+    assert config.read({"VLLM_PROFILING_GPU_TIMING": "on"}).gpu_timing
+    read = config.read({"VLLM_PROFILING_GPU_TIMING": "2"})
+    assert not read.gpu_timing
+    assert "VLLM_PROFILING_GPU_TIMING=2 is not understood" in read.problems[0]
 
 
 def test_names_that_kubernetes_invents_are_not_read() -> None:

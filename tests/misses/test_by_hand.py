@@ -10,6 +10,7 @@ import pytest
 
 from analysis import open_session
 from analysis.miss_reasons import Missed, MissReasons
+from analysis.renderers import text
 from analysis.summary import summarize
 from tests.analysis.builder import METADATA, SessionBuilder
 
@@ -104,6 +105,25 @@ def test_what_would_have_found_it(session: SessionBuilder) -> None:
     assert found.short.blocks == 3
     assert (found.short.more_blocks_p50, found.short.more_blocks_max) == (7, 7)
     assert found.short.late_p50_sec == pytest.approx(6.999)
+
+
+def test_more_blocks_than_hold_everything_are_of_no_use(session: SessionBuilder) -> None:
+    """The requests computed 3, 1 and 4 contents, and held 5 of 8 blocks at the peak: 5 blocks more
+    hold it all. Block 11 needs as many by its eviction, 12 and 13 would need 7."""
+    evicted_prompt(session)
+    state = {"usage_pct": 62.5, "num_blocks": 5, "total_blocks": 8}
+    session.rows(
+        "kv_cache_usage.csv", {"timestamp_sec": 4, "cached_blocks": 3, "free_blocks": 0, **state}
+    )
+    summary = summarize(open_session(session.folder))
+    short = summary.misses.short
+    assert (short.more_blocks_p50, short.more_blocks_max, short.bounded) == (5, 5, 2)
+    assert summary.misses.costliest[0].more_blocks == 5
+    said = " ".join(text.render(summary).split())
+    assert "For 2 blocks that is what holds every content of the session beside" in said
+    # What a request that has not ended computed is not known.
+    session.lookups(lookup("e", 11, 1))
+    assert (missed(session).short.more_blocks_max, missed(session).short.bounded) == (7, 0)
 
 
 def test_warm_up_is_left_out_but_remembered(session: SessionBuilder) -> None:

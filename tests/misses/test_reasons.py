@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis import facts, miss_reasons, misses, open_session, prompts, summarize
+from analysis import facts, miss_reasons, misses, open_session, pieces, prompts, summarize
 from analysis.miss_reasons import MissReasons
 from analysis.session import Session
 from profilemate import collector
@@ -43,12 +43,13 @@ def watched(sessions: Path) -> Iterator[MissOracle]:
 def classified(session: Session) -> pl.DataFrame:
     """The analyzer's word on every missed block, with the names of the requests."""
     known = prompts.read(session)
-    blocks = misses.missed(known)
+    in_common = pieces.shared(known)
+    blocks = misses.missed(known, in_common)
     evicted = misses.Evicted(misses.wanted(blocks))
     for batch in session.batches("kv_cache_evictions", misses.EVICTION_COLUMNS):
         evicted.add(batch)
     group = facts.read(session).full_attention_group
-    reasons = misses.classify(blocks, known, evicted.result(), group=group)
+    reasons = misses.classify(blocks, known, in_common, evicted.result(), group=group)
     handed_out = miss_reasons.HandedOut()
     for batch in session.batches("kv_cache_allocations", miss_reasons.COLUMNS):
         handed_out.add(batch)

@@ -27,7 +27,8 @@ SIGHT = {
         (-0.011820, 0.042940, 0.968881),
     ),
 }
-# Side by side in: the pool, the timeline and evictions; what waits and runs; regret; rent; ages.
+# Side by side in: the pool, the timeline and evictions; what waits and runs; regret; rent; ages;
+# memory at start-up; GPUs.
 PAIRS = [
     ("held", "cached"),
     ("held", "free"),
@@ -36,6 +37,8 @@ PAIRS = [
     ("regret", "free"),
     ("regret", "held"),
     ("green", "cached"),
+    ("purple", "green"),
+    ("held", "green"),
 ]
 APART = 25
 """As CIE 1976 counts differences; 2.3 are just noticed side by side."""

@@ -69,10 +69,18 @@ def test_a_session_is_as_before_after_its_page(used: SessionBuilder) -> None:
         ("/", "it is a folder"),
         ("no/where.html", "there is no folder"),
         ("x" * 300, "File name too long"),
+        ("x" * 240, "its name has 240 bytes, and 239 can be written; name another file with -o"),
+        ("ä" * 120, "its name has 240 bytes"),
     ],
 )
 def test_what_no_file_can_be(used: SessionBuilder, output: str, says: str) -> None:
     assert_refused(run("report", str(used.folder), "-o", output), says)
+
+
+def test_the_longest_name(used: SessionBuilder, tmp_path: Path) -> None:
+    target = tmp_path / ("x" * 239)
+    assert run("report", str(used.folder), "-o", str(target)).returncode == 0
+    assert target.is_file()
 
 
 @pytest.mark.parametrize("verb", ["report", "compare"])

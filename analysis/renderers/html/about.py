@@ -11,7 +11,10 @@ Row = tuple[str, str]
 
 def rows(summary: Summary) -> list[Row]:
     """The facts that the text output has, as a label and what there is to say."""
-    lines = [*session.lines(summary.session, summary.facts), *session.profiling(summary.cost)]
+    lines = [
+        *session.lines(summary.session, summary.facts, summary.usage),
+        *session.profiling(summary.cost),
+    ]
     found: list[Row] = []
     for (label, _), *pieces in lines:
         words = "".join(text for text, _ in pieces).strip()

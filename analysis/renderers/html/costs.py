@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import seconds, share
+from analysis.preemptions import Preemption
+from analysis.renderers.formats import abridged, seconds, share
 from analysis.renderers.html.chart import Bars, Chart, Part, Table
 from analysis.renderers.html.regret import ID
 from analysis.renderers.html.report import Report
@@ -57,17 +58,23 @@ def _preemptions(report: Report) -> Chart:
             ("Preempted", "at", "computed", "again", "lost", "room was made for"),
             [
                 (
-                    preemption.request_id,
+                    abridged(preemption.request_id),
                     seconds(preemption.preempted_sec),
                     f"{preemption.computed_tokens:,}",
                     f"{preemption.recomputed_tokens:,}",
                     seconds(preemption.lost_sec),
-                    "itself" if preemption.by_itself else preemption.made_room_for or "not told",
+                    _beneficiary(preemption),
                 )
                 for preemption in told
             ],
         ),
     )
+
+
+def _beneficiary(preemption: Preemption) -> str:
+    if preemption.by_itself:
+        return "itself"
+    return abridged(preemption.made_room_for or "not told")
 
 
 def _rent(report: Report) -> Chart:
@@ -100,7 +107,7 @@ def _rent(report: Report) -> Chart:
             ("Block-seconds", "until 1st token", "answering", "not ended", "kept", "tokens saved"),
             [
                 (
-                    renter.request_id,
+                    abridged(renter.request_id),
                     f"{renter.waiting:,.0f}",
                     f"{renter.decoding:,.0f}",
                     f"{renter.running:,.0f}",

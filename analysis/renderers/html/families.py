@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.families import TooShort
-from analysis.renderers.formats import share
+from analysis.renderers.formats import abridged, share
 from analysis.renderers.html.chart import Bars, Chart, Part, Table
 from analysis.renderers.html.report import Report
 
@@ -51,7 +51,7 @@ def charts(report: Report) -> Iterator[Chart]:
                     f"{family.requests:,}",
                     f"{family.continuations:,}",
                     f"{family.tokens_after:,}",
-                    family.example,
+                    abridged(family.example),
                 )
                 for family in found.largest
             ],

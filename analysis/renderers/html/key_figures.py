@@ -44,6 +44,10 @@ def figures(summary: Summary) -> Iterator[KeyFigure]:
         yield KeyFigure("median lifetime", "lifetimes.lifetime.p50_sec", half, seconds(half))
     yield _count("requests ended", "requests.ended", summary.requests.ended)
     yield _count("preemptions", "preemptions.count", summary.preemptions.count)
+    coverage = summary.cuda_graphs.execution_share
+    if coverage is not None:
+        key = "cuda_graphs.execution_share"
+        yield KeyFigure("of executions in a CUDA graph", key, coverage, share(coverage))
 
 
 def _count(label: str, key: str, value: int) -> KeyFigure:

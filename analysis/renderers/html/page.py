@@ -19,11 +19,14 @@ from analysis.renderers.html import (
     about,
     block_map,
     costs,
+    cuda_graphs,
     evictions,
     families,
     fragmentation,
+    graph_ledger,
     holders,
     key_figures,
+    memory,
     misses,
     parts,
     pool,
@@ -83,11 +86,14 @@ def sections_of(report: Report) -> list[Section]:
         ("evictions", "Evictions", (evictions.charts, regret.charts)),
         ("requests", "Requests", (requests.charts, waiting.charts, costs.charts)),
         ("scheduler", "Scheduler", (steps.charts,)),
+        ("cuda-graphs", "CUDA graphs", (cuda_graphs.charts, graph_ledger.charts)),
+        ("gpu-memory", "GPU memory", (memory.charts,)),
     )
-    return [
+    sections = (
         Section(key, heading, [chart for charts in drawn for chart in charts(report)])
         for key, heading, drawn in layout
-    ]
+    )
+    return [section for section in sections if section.charts]
 
 
 def _asset(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import seconds, share
+from analysis.renderers.formats import abridged, seconds, share
 from analysis.renderers.html.chart import (
     Bars,
     Chart,
@@ -96,7 +96,7 @@ def _evictors(report: Report) -> Chart:
     if not worst:
         return Chart("evictors", heading, look, "No evicted content had to be computed again.")
     names = [evictor.request_id or "reset or explicit" for evictor in worst]
-    labels = [shortened(name, ID) for name in names]
+    labels = [shortened(evicted_for, ID) for evicted_for in names]
     costs = [evictor.recomputed_tokens for evictor in worst]
     texts = [f"{cost:,}" for cost in costs]
     sweepers = blame.sweepers
@@ -117,14 +117,14 @@ def _evictors(report: Report) -> Chart:
             ("Request", "evicted blocks", "asked for again", "tokens", "by requests", "after"),
             [
                 (
-                    name,
+                    abridged(evicted_for),
                     f"{evictor.evicted_blocks:,}",
                     f"{evictor.regretted_blocks:,}",
                     f"{evictor.recomputed_tokens:,}",
                     f"{evictor.requests:,}",
                     seconds(evictor.after_p50_sec),
                 )
-                for name, evictor in zip(names, worst, strict=True)
+                for evicted_for, evictor in zip(names, worst, strict=True)
             ],
         ),
     )

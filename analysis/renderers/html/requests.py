@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import seconds
+from analysis.renderers.formats import abridged, seconds
 from analysis.renderers.html.chart import Chart, Figure, Table, axis, rounded, safe, time_axis
 from analysis.renderers.html.report import Report
 from analysis.series.bins import Bins
@@ -84,8 +84,9 @@ def _first(span: Span) -> float:
 def _hover(span: Span) -> str:
     preempted = f", preempted {span.preemptions:,} times" if span.preemptions else ""
     return (
-        f"{safe(span.request_id)}<br>{span.input_tokens:,} tokens in ({span.hit_tokens:,} from "
-        f"the cache), {span.output_tokens:,} out{preempted}<br>ended: {safe(span.finish_reason)}"
+        f"{safe(abridged(span.request_id))}<br>{span.input_tokens:,} tokens in "
+        f"({span.hit_tokens:,} from the cache), {span.output_tokens:,} "
+        f"out{preempted}<br>ended: {safe(span.finish_reason)}"
     )
 
 
@@ -114,7 +115,7 @@ def _slowest(timeline: Timeline) -> Table:
         ),
         [
             (
-                span.request_id,
+                abridged(span.request_id),
                 seconds(span.arrived_sec),
                 "none"
                 if span.first_token_sec is None

@@ -11,9 +11,12 @@ from analysis.renderers.text import (
     advice,
     blame,
     blocks,
+    cuda_graphs,
     evictions,
     fragmentation,
+    graph_ledger,
     holders,
+    memory,
     misses,
     preemptions,
     prefix_cache,
@@ -47,7 +50,7 @@ def _layout(summary: Summary, bar: str) -> Iterator[Line]:
         yield from wrapped("Warning: ", warning, "warning", "warning")
     yield from section("In short", story.lines(summary))
     yield from section("Advice", advice.lines(summary.advice))
-    yield from section("Session", session.lines(summary.session, summary.facts))
+    yield from section("Session", session.lines(summary.session, summary.facts, summary.usage))
     yield from section("KV cache usage, weighted by time", _usage(summary, bar))
     yield from section("Who holds blocks", holders.lines(summary.holders))
     yield from section("Blocks", blocks.lines(summary))
@@ -62,8 +65,13 @@ def _layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from section(
         "Why requests waited", waiting.lines(summary.waiting, summary.facts.scheduler)
     )
-    yield from section("The preemption bill", preemptions.lines(summary.preemptions))
+    yield from section(
+        "The preemption bill", preemptions.lines(summary.preemptions, summary.admission)
+    )
     yield from section("KV rent", rent.lines(summary.rent))
+    yield from section("CUDA graphs", cuda_graphs.lines(summary.cuda_graphs, summary.capture_sizes))
+    yield from section("The graph ledger", graph_ledger.lines(summary.graph_ledger))
+    yield from section("GPU memory", memory.lines(summary.memory))
     yield from section("Profiling", session.profiling(summary.cost))
 
 

@@ -24,8 +24,8 @@ def _piece(number: int, piece: Advice) -> Iterator[Line]:
     setting = f"{piece.flag} {piece.value or ''}".strip() if piece.flag else ""
     for at, line in enumerate(fill(piece.says, 80 - _INDENT)):
         yield ((f"  {number}. " if at == 0 else " " * _INDENT, "label"), (line, "title"))
-    if setting:
-        yield ((" " * _INDENT, ""), (setting, "figure"))
+    for line in fill(setting, 80 - _INDENT) if setting else ():
+        yield ((" " * _INDENT, ""), (line, "figure"))
     for evidence in piece.evidence:
         yield from _indented("Because ", evidence)
     yield from _indented("Expect: ", f"{piece.expect} (confidence: {piece.confidence})")

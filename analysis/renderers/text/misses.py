@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from analysis.facts import Facts
 from analysis.families import Families, Family, TooShort
 from analysis.miss_reasons import Costly, MissReasons, Short
-from analysis.renderers.formats import byte_size, seconds, share
+from analysis.renderers.formats import abridged, byte_size, counted, seconds, share
 from analysis.renderers.text.layout import Line, note, row, table
 
 MEANING = {
@@ -65,6 +65,11 @@ def _evicted(missed: MissReasons, facts: Facts) -> Iterator[Line]:
     yield from row("Evicted too early", f"by {seconds(short.late_p50_sec)} (median)", late)
     if short.more_blocks_max is not None:
         yield from row("Would have hit with", _more(short, facts))
+    if short.bounded:
+        yield from note(
+            f"For {counted(short.bounded, 'block')} that is what holds every content of the "
+            "session beside its largest load: a pool larger than that is of no use."
+        )
     for costly in missed.costliest[:3]:
         yield from note(_costly(costly))
 
@@ -83,10 +88,10 @@ def _more(short: Short, facts: Facts) -> str:
 
 
 def _costly(costly: Costly) -> str:
-    by = f" by {costly.evicted_by}" if costly.evicted_by else ""
+    by = f" by {abridged(costly.evicted_by)}" if costly.evicted_by else ""
     more = "" if costly.more_blocks is None else f"; {costly.more_blocks:,} more blocks, no loss"
     return (
-        f"{costly.request_id} computed {costly.tokens:,} tokens again: evicted{by} "
+        f"{abridged(costly.request_id)} computed {costly.tokens:,} tokens again: evicted{by} "
         f"{seconds(costly.late_sec)} before{more}"
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.preemptions import Preemption, Preemptions
-from analysis.renderers.formats import seconds, share
+from analysis.admission import Admission
+from analysis.preemptions import Parked, Preemption, Preemptions
+from analysis.renderers.formats import counted, seconds, share
 from analysis.renderers.text.layout import Line, note, row, shortened
 
 SHOWN = 5
@@ -14,8 +15,9 @@ _TAKERS = 3
 _ID = 40
 
 
-def lines(preemptions: Preemptions) -> Iterator[Line]:
-    """The section; empty where nothing was preempted."""
+def lines(preemptions: Preemptions, admission: Admission) -> Iterator[Line]:
+    """The section; empty where nothing was preempted. Requests that preempt themselves while
+    alone are told of with those that can never run."""
     if not preemptions.count:
         return
     told = f"{preemptions.resumed:,} of them told: the request came back and has ended"
@@ -34,15 +36,35 @@ def lines(preemptions: Preemptions) -> Iterator[Line]:
             f"{preemptions.by_itself:,}",
             "for blocks that the victim itself needed: its own did not suffice",
         )
+        alone = {(request.engine, request.request_id) for request in admission.circling}
         for livelock in preemptions.livelocks[:SHOWN]:
-            if livelock.times > 1:
+            if livelock.times > 1 and (livelock.engine, livelock.request_id) not in alone:
                 yield from note(
                     f"{shortened(livelock.request_id, _ID)} preempted itself "
                     f"{livelock.times:,} times: admitted by its first tokens, it did not fit with "
                     "its next"
                 )
+    yield from _parked(preemptions.parked)
     for preemption in preemptions.costliest[:SHOWN]:
         yield from note(_preemption(preemption))
+
+
+def _parked(parked: Parked) -> Iterator[Line]:
+    if parked.blocks:
+        yield from row(
+            "Parked",
+            counted(parked.blocks, "block"),
+            f"of {counted(parked.preemptions, 'preemption')} came free only later, up to "
+            f"{counted(parked.most_steps, 'step')} or {seconds(parked.longest_sec)}: a step in "
+            "flight could still write to them, so preempting made no room at once",
+        )
+    if parked.put_off_steps:
+        yield from row(
+            "Put off",
+            counted(parked.put_off_steps, "step"),
+            f"({seconds(parked.put_off_sec)}) had no free block, and nobody to preempt whose "
+            "blocks were not in flight: requests that ran got no tokens",
+        )
 
 
 def _preemption(preemption: Preemption) -> str:

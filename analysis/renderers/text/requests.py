@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.admission import Admission
+from analysis.renderers.formats import abridged
 from analysis.renderers.text.layout import Line, note, row, with_details
 from analysis.requests import Requests
 from analysis.summary import Summary
@@ -40,7 +41,8 @@ def _admission(admission: Admission) -> Iterator[Line]:
         yield from row(
             "Preempts itself",
             f"{circling.times:,} times",
-            f"{circling.request_id}, alone, has no room for its next chunk: it can never run",
+            f"{abridged(circling.request_id)}, alone, has no room for its next chunk: it can never "
+            "run",
         )
     if admission.never_admitted:
         of_all = f"of {admission.looked_up:,} that were looked up"
@@ -50,7 +52,7 @@ def _admission(admission: Admission) -> Iterator[Line]:
     yield from row("Can never run", f"{admission.too_large:,}")
     for request in admission.largest:
         yield from note(
-            f"{request.request_id} needs {request.needed_blocks:,} blocks for "
+            f"{abridged(request.request_id)} needs {request.needed_blocks:,} blocks for "
             f"{request.tokens:,} tokens, {request.usable_blocks:,} are usable"
         )
     left = admission.too_large - len(admission.largest)

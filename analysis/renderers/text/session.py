@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from analysis.facts import Cost, Facts
 from analysis.renderers.formats import byte_size, duration, seconds
 from analysis.renderers.text.layout import Line, row, with_details
 from analysis.summary import About
+from analysis.usage import Usage, blocks_by_engine
 
 
-def lines(about: About, facts: Facts) -> Iterator[Line]:
+def lines(about: About, facts: Facts, usage: Usage) -> Iterator[Line]:
     details = [
         None if facts.layers is None else f"{facts.layers} layers",
         facts.dtype,
@@ -23,7 +24,10 @@ def lines(about: About, facts: Facts) -> Iterator[Line]:
     versions = [f"{name} {version}" for name, version in facts.versions.items()]
     yield from row("Versions", ", ".join(versions) or "unknown")
     yield from row("Engines", _engines(facts))
-    yield from row("Pool", _pool(facts))
+    # Each engine sizes its own; the facts are the first one's, and count the null block.
+    pools = {engine: blocks + 1 for engine, blocks in blocks_by_engine(usage).items()}
+    differ = len(set(pools.values())) > 1
+    yield from row("Pool", _pools(pools, facts) if differ else _pool(facts))
     if len(facts.groups) > 1:
         yield from row(
             "",
@@ -36,6 +40,8 @@ def lines(about: About, facts: Facts) -> Iterator[Line]:
             f"Maximum concurrency for {facts.max_model_len:,} tokens per request: "
             f"{facts.max_concurrency:.2f}x"
         )
+        if differ:
+            concurrency += f" (engine {min(pools)})"
         yield from row("Concurrency", concurrency)
 
 
@@ -57,15 +63,23 @@ def _engines(facts: Facts) -> str:
     return with_details(str(len(facts.engines)) if facts.engines else None, sizes)
 
 
+def _pools(pools: Mapping[int, int], facts: Facts) -> str:
+    each = ", ".join(f"engine {engine} {blocks:,}" for engine, blocks in pools.items())
+    return f"{each} blocks{_sizes(facts)}"
+
+
+def _sizes(facts: Facts) -> str:
+    sizes = sorted({group.block_size for group in facts.groups if group.block_size is not None})
+    return f" of {' or '.join(f'{size:,}' for size in sizes)} tokens" if sizes else ""
+
+
 def _pool(facts: Facts) -> str:
     if facts.pool_blocks is None:
         return "unknown"
-    sizes = sorted({group.block_size for group in facts.groups if group.block_size is not None})
-    size = f" of {' or '.join(f'{size:,}' for size in sizes)} tokens" if sizes else ""
     tokens = "" if facts.kv_tokens is None else f" = {facts.kv_tokens:,} tokens of KV cache"
     each = " an engine" if len(facts.engines) > 1 else ""
     groups = f" in {len(facts.groups)} groups" if len(facts.groups) > 1 else ""
-    return f"{facts.pool_blocks:,} blocks{size}{tokens}{each}{groups}"
+    return f"{facts.pool_blocks:,} blocks{_sizes(facts)}{tokens}{each}{groups}"
 
 
 def profiling(cost: Cost) -> Iterator[Line]:

@@ -50,15 +50,18 @@ def _bands(usage: PoolUsage, bar: str) -> Iterator[Line]:
 
 def _usage_by_pool(pools: Sequence[PoolUsage]) -> Iterator[Line]:
     several_pools = any(usage.pool for usage in pools)
+    differ = len({usage.end.total_blocks for usage in pools}) > 1
     rows = [
         (
             f"Engine {usage.engine}" + (f" pool {usage.pool}" if several_pools else ""),
+            *([f"{usage.end.total_blocks:,}"] if differ else []),
             *map(percent, (usage.mean_pct, usage.p50_pct, usage.p95_pct, usage.peak_pct)),
             share(usage.bands.over_90 if usage.bands else None),
         )
         for usage in pools
     ]
-    yield from table(("", "mean", "median", "95th pct.", "peak", "over 90 %"), rows)
+    blocks = ["blocks"] if differ else []
+    yield from table(("", *blocks, "mean", "median", "95th pct.", "peak", "over 90 %"), rows)
 
 
 def _state(state: PoolState) -> str:

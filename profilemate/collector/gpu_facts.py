@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the workers tell of their GPUs and CUDA graphs, as metadata.json has it.
+
+Workers are given in the order of their ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from profilemate.collector.gpu_memory import Sampling, interval_sec, name_of
+from profilemate.collector.producer import Producer
+
+_MEMORY = (
+    "total_bytes",
+    "requested_bytes",
+    "weights_bytes",
+    "activation_bytes",
+    "non_torch_bytes",
+    "graphs_estimated_bytes",
+    "graphs_estimate_applied",
+    "graphs_bytes",
+    "kv_bytes",
+    "kv_allocated_bytes",
+    "blocks",
+)
+"""What a worker found when vLLM divided the GPU's memory up."""
+
+
+def cuda_graphs(workers: Sequence[Producer]) -> dict[str, Any] | None:
+    """How the first worker was to use CUDA graphs, and how it did."""
+    if not workers:
+        return None
+    header, status = workers[0].header, workers[0].status
+    told = {**(header.get("cuda_graphs") or {}), **(status.get("cuda_graphs") or {})}
+    if not told:
+        return None
+    names = (
+        "asked",
+        "resolved",
+        "attention_backends",
+        "capture_sizes",
+        "max_capture_size",
+        "runner",
+    )
+    return {
+        **{name: told.get(name) for name in names},
+        "gpu_timing": bool(header.get("gpu_timing")),
+    }
+
+
+def memory(workers: Sequence[Producer]) -> dict[str, Any] | None:
+    """The memory of the worker with the least left for the KV cache, which decides how many blocks
+    all of them get; and of each."""
+    each = [
+        {"worker": worker.header["rank"], **{name: told.get(name) for name in _MEMORY}}
+        for worker in workers
+        if (told := worker.status.get("memory"))
+    ]
+    if not each:
+        return None
+    known = [told for told in each if told["kv_bytes"] is not None]
+    return {**min(known or each[:1], key=lambda told: told["kv_bytes"]), "workers": each}
+
+
+def gpus(workers: Sequence[Producer], sampling: Sampling) -> list[dict[str, Any]]:
+    """The GPUs, each with its workers. One without a name counts as another than all others."""
+    found: dict[Any, dict[str, Any]] = {}
+    for worker in workers:
+        rank, gpu = worker.header["rank"], worker.header.get("gpu")
+        if not gpu:
+            continue
+        name = name_of(gpu)
+        entry = {
+            "gpu": name if isinstance(name, int) else sampling.indexes.get(name or ""),
+            "uuid": gpu.get("uuid"),
+            "name": gpu.get("name"),
+            "total_bytes": gpu.get("total_bytes"),
+            "workers": [],
+        }
+        found.setdefault((rank,) if name is None else name, entry)["workers"].append(rank)
+    return list(found.values())
+
+
+def gpu_memory(workers: Sequence[Producer], sampling: Sampling) -> dict[str, Any] | None:
+    """How GPU memory was sampled, or why it was not; None where no worker has a GPU."""
+    headers = [worker.header for worker in workers]
+    if not any(header.get("gpu") for header in headers):
+        return None
+    interval = interval_sec(headers)
+    off = "switched off: VLLM_PROFILING_GPU_INTERVAL is 0"
+    return {"interval_sec": interval, "problem": sampling.problem if interval else off}

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What metadata.json says of workers, their GPUs and their CUDA graphs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from profilemate import collector
+from tests.collector.journals import (
+    MEMORY,
+    EngineJournal,
+    Journal,
+    WorkerJournal,
+    metadata,
+)
+
+GRAPHS = {
+    "asked": "FULL_AND_PIECEWISE",
+    "capture_sizes": [1, 2, 4],
+    "max_capture_size": 4,
+    "runner": "V2",
+}
+
+
+def gpu(uuid: str | None, index: int = 0) -> dict[str, Any]:
+    return {"uuid": uuid, "index": index, "name": "NVIDIA H100", "total_bytes": 85_000_000_000}
+
+
+def finalized(*journals: Journal) -> dict[str, Any]:
+    """The metadata of a session all of whose processes were killed."""
+    for journal in journals:
+        journal.killed()
+    collector.finalize(journals[0].folder)
+    return metadata(journals[0].folder)
+
+
+def test_session_without_workers(tmp_path: Path) -> None:
+    told = finalized(EngineJournal(tmp_path, device="cpu"))
+    assert told["device"] == "cpu"
+    assert told["cuda_graphs"] is told["memory"] is told["gpu_memory"] is None
+    assert told["gpus"] == []
+
+
+def test_journals_that_do_not_name_their_device(tmp_path: Path) -> None:
+    assert finalized(EngineJournal(tmp_path))["device"] is None
+
+
+def test_worker_alone(tmp_path: Path) -> None:
+    """An engine that could not be recorded leaves the worker's facts."""
+    worker = WorkerJournal(tmp_path, device="cuda", cuda_graphs=GRAPHS, gpu_timing=True)
+    worker.status(cuda_graphs={"resolved": "PIECEWISE"})
+    worker.status(cuda_graphs={"attention_backends": ["FLASH_ATTN"]})
+    told = finalized(worker)
+    assert told["device"] == "cuda"
+    assert told["versions"] == {"vllm": "0.33.0"}
+    assert told["cuda_graphs"] == {
+        **GRAPHS,
+        "resolved": "PIECEWISE",
+        "attention_backends": ["FLASH_ATTN"],
+        "gpu_timing": True,
+    }
+    assert told["model"] is told["parallel"] is told["memory"] is told["gpu_memory"] is None
+    (process,) = told["processes"]
+    assert (process["role"], process["rank"], process["ended"]) == ("worker", 0, "killed")
+
+
+def test_hooks_that_fail_one_after_another(tmp_path: Path) -> None:
+    worker = WorkerJournal(tmp_path)
+    worker.status(failed={"one": "first"})
+    worker.status(failed={"two": "second"})
+    told = finalized(worker)
+    assert told["processes"][0]["hooks_failed"] == {"one": "first", "two": "second"}
+    assert not told["complete"]
+
+
+def test_first_worker_is_the_one_with_the_lowest_rank(tmp_path: Path) -> None:
+    """Not the one whose name comes first."""
+    ten = WorkerJournal(tmp_path, 10, cuda_graphs={**GRAPHS, "runner": "V1"})
+    two = WorkerJournal(tmp_path, 2, cuda_graphs=GRAPHS)
+    told = finalized(ten, two)
+    assert told["cuda_graphs"]["runner"] == "V2"
+    assert told["cuda_graphs"]["resolved"] is None
+
+
+def test_memory_is_that_of_the_worker_with_the_least_left(tmp_path: Path) -> None:
+    workers = [WorkerJournal(tmp_path, rank) for rank in range(4)]
+    for worker, kv_bytes in zip(workers, (500, 300, None, 300), strict=True):
+        worker.status(memory={"total_bytes": 1_000, "kv_bytes": kv_bytes})
+        worker.status(memory={"graphs_bytes": 7, "graphs_estimate_applied": True})
+    told = finalized(*workers, WorkerJournal(tmp_path, 4))["memory"]
+    fields = {
+        "total_bytes": 1_000,
+        "requested_bytes": None,
+        "weights_bytes": None,
+        "activation_bytes": None,
+        "non_torch_bytes": None,
+        "graphs_estimated_bytes": None,
+        "graphs_estimate_applied": True,
+        "graphs_bytes": 7,
+        "kv_bytes": 300,
+        "kv_allocated_bytes": None,
+        "blocks": None,
+    }
+    each = told.pop("workers")
+    assert told == {**fields, "worker": 1}
+    assert each == [
+        {**fields, "kv_bytes": kv_bytes, "worker": rank}
+        for rank, kv_bytes in enumerate((500, 300, None, 300))
+    ]
+
+
+def test_memory_whose_share_nobody_knows(tmp_path: Path) -> None:
+    workers = [WorkerJournal(tmp_path, rank) for rank in (0, 1)]
+    for worker in workers:
+        worker.status(memory={"weights_bytes": 5 + worker.path.name.count("1")})
+    told = finalized(*workers)["memory"]
+    assert (told["worker"], told["weights_bytes"], told["kv_bytes"]) == (0, 5, None)
+
+
+def test_gpus(tmp_path: Path) -> None:
+    """Two workers on one GPU, one on another, two on GPUs that cannot be told apart, and two on
+    the one that CUDA_VISIBLE_DEVICES names."""
+    visible = {**gpu(None, 1), "visible": "6,7"}
+    gpus = [gpu("GPU-a"), gpu("GPU-b", 1), gpu("GPU-a"), gpu(None), gpu(None), None]
+    gpus += [visible, visible]
+    workers = [WorkerJournal(tmp_path, rank, gpu=told) for rank, told in enumerate(gpus)]
+    told = finalized(*workers)
+    same = {"gpu": None, "name": "NVIDIA H100", "total_bytes": 85_000_000_000}
+    assert told["gpus"] == [
+        {**same, "uuid": "GPU-a", "workers": [0, 2]},
+        {**same, "uuid": "GPU-b", "workers": [1]},
+        {**same, "uuid": None, "workers": [3]},
+        {**same, "uuid": None, "workers": [4]},
+        {**same, "uuid": None, "workers": [6, 7], "gpu": 7},
+    ]
+
+
+def test_what_the_sampling_collector_told_is_kept(tmp_path: Path) -> None:
+    """Its indexes, its problem: whoever finalizes cannot ask NVML for them."""
+    worker = WorkerJournal(tmp_path, gpu=gpu("GPU-a"), gpu_interval_sec=0.5)
+    earlier = {
+        "gpus": [{"gpu": 3, "uuid": "GPU-a"}, {"gpu": None, "uuid": None}],
+        "gpu_memory": {"interval_sec": 0.5, "problem": "GPU-a: GPU is lost"},
+    }
+    (worker.folder / "metadata.json").write_text(json.dumps(earlier))
+    told = finalized(worker)
+    assert told["gpus"][0]["gpu"] == 3
+    assert told["gpu_memory"] == {"interval_sec": 0.5, "problem": "GPU-a: GPU is lost"}
+
+
+def test_samples_without_a_problem(tmp_path: Path) -> None:
+    worker = WorkerJournal(tmp_path, gpu=gpu("GPU-a"), gpu_interval_sec=1.0)
+    (worker.folder / MEMORY).write_text("timestamp_sec,gpu\n1,0\n")
+    assert finalized(worker)["gpu_memory"] == {"interval_sec": 1.0, "problem": None}
+
+
+def test_no_collector_no_samples(tmp_path: Path) -> None:
+    worker = WorkerJournal(tmp_path, gpu=gpu("GPU-a"), gpu_interval_sec=1.0)
+    (worker.folder / "metadata.json").write_text("{torn")
+    told = finalized(worker)["gpu_memory"]
+    assert told["problem"] == "no collector followed the session, and only that takes samples"
+
+
+def test_sampling_that_was_switched_off(tmp_path: Path) -> None:
+    worker = WorkerJournal(tmp_path, gpu=gpu("GPU-a"), gpu_interval_sec=0.0)
+    assert finalized(worker)["gpu_memory"] == {
+        "interval_sec": 0.0,
+        "problem": "switched off: VLLM_PROFILING_GPU_INTERVAL is 0",
+    }

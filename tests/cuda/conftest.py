@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole engines of vLLM's CUDA build: docs/cuda.md says how to run them.
+
+Without the variable that says how to reach a GPU these are no tests of this run, and without one
+tests that fail would be all that there is: then they are not collected.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.cuda.lab import RUN, CudaLab
+
+collect_ignore_glob = [] if os.environ.get(RUN) else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def cuda(tmp_path_factory: pytest.TempPathFactory) -> CudaLab:
+    """Where the engines run."""
+    return CudaLab(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="session", params=["V1", "V2"])
+def runner(request: pytest.FixtureRequest) -> str:
+    """vLLM's model runner."""
+    return str(request.param)

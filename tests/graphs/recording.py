@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record what is done with CUDA graphs, and read the journal back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from profilemate.collector.decode import Shape, episodes
+from profilemate.events import Op
+from profilemate.hooks import executions, graphs
+from profilemate.hooks.gpu_timer import GpuTimer
+from profilemate.journal import JournalReader, Kind
+from profilemate.recorder import Recorder
+
+Batch = tuple[str, int, int | None, int, int]
+"""Mode, tokens with padding, requests, uniform, has_lora."""
+
+
+class Execution(NamedTuple):
+    """One execution. ``tokens`` are those without padding; ``graphs`` counts replays."""
+
+    batch: Batch
+    tokens: int
+    graphs: int
+    dummy: int = 0
+
+
+class Entry(NamedTuple):
+    """What one capture of a batch made."""
+
+    batch: Batch
+    source: str
+    kind: str = "capture"
+    part: str = "model"
+
+
+@dataclass
+class Told:
+    """What a journal says.
+
+    ``captures`` has the number of the entry of each graph and what it took in KiB, None where that
+    is not known; ``replays`` the entry's number and the graphs, of those outside executions;
+    ``times`` what executions took to launch, and on the GPU if that was measured, in nanoseconds;
+    ``order`` when they ended.
+    """
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    captures: list[tuple[int, int | None]] = field(default_factory=list)
+    executions: list[Execution] = field(default_factory=list)
+    replays: list[tuple[int, int]] = field(default_factory=list)
+    times: list[tuple[int, int | None]] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    status: dict[str, Any] = field(default_factory=dict)
+    replayed_entries: list[int] = field(default_factory=list)
+
+    def graphs_of(self, number: int) -> int:
+        """How many CUDA graphs an entry has."""
+        return [entry for entry, _ in self.captures].count(number)
+
+
+class Recording:
+    """Records one worker, whose ``torch.cuda.CUDAGraph`` is the class that is given."""
+
+    def __init__(self, journal: Path, graph_class: Any, cuda: Any = None) -> None:
+        self.journal = journal
+        fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.recorder = Recorder(fd, {"producer": "worker", "rank": 0}, journal.stem)
+        self.graphs = graphs.Graphs(self.recorder, GpuTimer(cuda) if cuda is not None else None)
+        graphs.watch(self.graphs, graph_class)
+
+    def watch(self, runner: Any) -> None:
+        """Record this model runner's executions too."""
+        executions.watch(runner, executions.Executions(self.graphs))
+
+    def end(self) -> Told:
+        """End it as a worker's end does; returns what was recorded."""
+        if self.recorder.active:
+            self.graphs.close()
+        self.recorder.close()
+        return read(self.journal)
+
+
+def read(journal: Path) -> Told:
+    """What is in a journal by now."""
+    told = Told()
+    batches: dict[int, Batch] = {}
+    for op, event in _events(journal, told):
+        if op == Op.GRAPH:
+            *batch, source, kind, part = json.loads(event[2])
+            assert event[1] == len(told.entries) + 1
+            told.entries[event[1]] = Entry(tuple(batch), source, kind, part)
+        elif op == Op.BATCH:
+            assert event[1] not in batches
+            batches[event[1]] = tuple(json.loads(event[2]))
+        elif op == Op.CAPTURE:
+            ended, began, entry, kib = event
+            assert began <= ended
+            told.captures.append((entry, kib - 1 if kib else None))
+        elif op == Op.EXECUTION:
+            ended, batch, tokens, entry, replayed, launch, gpu, dummy = event
+            known = batches[batch] if batch else told.entries[entry].batch
+            told.executions.append(Execution(known, tokens, replayed, dummy))
+            told.replayed_entries.append(entry)
+            told.times.append((launch, gpu - 1 if gpu else None))
+            told.order.append(ended)
+        else:
+            assert op == Op.REPLAY
+            told.replays.append((event[1], event[2]))
+    return told
+
+
+def _events(journal: Path, told: Told) -> Iterator[tuple[int, Any]]:
+    reader = JournalReader(journal)
+    while frames := reader.read():
+        for kind, payload in frames:
+            if kind is Kind.EVENTS:
+                for episode in episodes(payload, Shape(0, 0), lambda _: []):
+                    yield from zip(episode.ops, episode.events, strict=True)
+            elif kind is not Kind.HEADER:
+                told.status |= json.loads(payload)
+    assert reader.offset == journal.stat().st_size
+    reader.close()

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers made by vLLM's WorkerWrapperBase: each is recorded from when it has its GPU."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from profilemate.journal import JournalReader
+from tests.graphs.executor import GIB, UUID, make, start
+from tests.graphs.recording import Execution, Told, read
+from tests.graphs.steps import Output, decode
+from tests.kv.recording import only_session
+
+
+def journal(sessions: Path, rank: int = 0) -> Path:
+    return only_session(sessions) / "journal" / f"worker{rank}.journal"
+
+
+def header(path: Path) -> dict[str, Any]:
+    """What a journal begins with."""
+    reader = JournalReader(path)
+    (_, first), *_ = reader.read()
+    reader.close()
+    told: dict[str, Any] = json.loads(first)
+    return told
+
+
+@pytest.mark.parametrize("name", ["Worker", "Worker032"])
+def test_a_worker(model: Path, sessions: Path, cuda: Any, name: str) -> None:
+    worker = make(model, name)
+    start(worker)
+    captured = cuda.count("end")
+    began = len(worker.model_runner.seen)
+    for step in (decode(3), Output([5])):
+        worker.execute_model(step)
+    known = header(journal(sessions))
+    seen = worker.model_runner.seen
+    del worker
+    gc.collect()
+    told = read(journal(sessions))
+
+    assert len(told.captures) == captured
+    assert told.executions[:began] == [execution._replace(dummy=1) for execution in seen[:began]]
+    assert told.executions[began:] == seen[began:]
+    assert seen[began:] == [
+        Execution(("FULL", 4, 4, 1, 0), 3, 1),
+        Execution(("PIECEWISE", 8, None, 0, 0), 5, 3),
+    ]
+    assert told.status["memory"] == {
+        "total_bytes": 80 * GIB,
+        "requested_bytes": 72 * GIB,
+        "weights_bytes": 14 * GIB,
+        "activation_bytes": 5 * GIB,
+        "non_torch_bytes": 1 * GIB,
+        "graphs_estimated_bytes": 2 * GIB,
+        "graphs_estimate_applied": True,
+        "graphs_bytes": 19 * cuda.graph_bytes,
+        "kv_bytes": 50 * GIB,
+        "kv_allocated_bytes": 49 * GIB,
+        "blocks": 3136,
+    }
+    assert known["producer"] == "worker"
+    assert (known["rank"], known["engine"], known["device"]) == (0, 0, "cuda")
+    assert known["gpu"]["uuid"] == f"GPU-{UUID}"
+    assert (known["gpu"]["index"], known["gpu"]["name"]) == (0, "Toy GPU")
+    assert known["gpu"]["total_bytes"] == 80 * GIB
+    assert known["cuda_graphs"] == {
+        "asked": "FULL_AND_PIECEWISE",
+        "capture_sizes": [1, 2, 4, 8, 16],
+        "max_capture_size": 16,
+        "runner": "V1",
+    }
+    assert (known["gpu_timing"], known["gpu_interval_sec"]) == (False, 1.0)
+    assert told.status["cuda_graphs"]["resolved"] == "FULL_AND_PIECEWISE"
+
+
+def test_a_rank_of_several(model: Path, sessions: Path) -> None:
+    worker = make(model, "Worker", rank=1, tensor_parallel_size=2)
+    assert header(journal(sessions, 1))["rank"] == 1
+    del worker
+
+
+def test_two_workers_of_one_process(model: Path, sessions: Path, cuda: Any) -> None:
+    """As two LLM objects: graphs belong to the worker that captured them, which was made last."""
+    first = make(model, "Worker")
+    # Without their trial captures: vLLM throws all graphs of the process away after those.
+    first.compile_or_warm_up_model()
+    second = make(model, "Worker", rank=1)
+    second.compile_or_warm_up_model()
+    began = [len(worker.model_runner.seen) for worker in (first, second)]
+    second.execute_model(decode(3))
+    first.execute_model(Output([5]))
+    second.execute_model(decode(2))
+    seen = [worker.model_runner.seen for worker in (first, second)]
+    del first
+    gc.collect()
+    second.execute_model(decode(1))
+    del second
+    gc.collect()
+    for rank in (0, 1):
+        told = read(journal(sessions, rank))
+        assert told.executions[began[rank] :] == seen[rank][began[rank] :]
+        assert not told.replays
+        assert len(told.captures) == cuda.count("end") / 2
+    assert not hasattr(cuda.graph_class.replay, "__wrapped__")
+
+
+def test_gpu_timing_is_off_unless_asked_for(
+    model: Path, sessions: Path, cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from tests.graphs.test_gpu_timer import HALF_MS, Gpu
+
+    gpu = Gpu()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.Event)
+    monkeypatch.setenv("VLLM_PROFILING_GPU_TIMING", "1")
+    worker = make(model, "Worker")
+    start(worker)
+    worker.execute_model(decode(3))
+    gpu.catch_up()
+    worker.execute_model(decode(0))
+    worker.execute_model(Output([30]))
+    assert header(journal(sessions))["gpu_timing"] is True
+    del worker
+    gc.collect()
+    told = read(journal(sessions))
+    assert [gpu_ns for _, gpu_ns in told.times[-2:]] == [HALF_MS, None]
+
+
+def test_without_a_gpu_nothing_is_recorded(model: Path, sessions: Path, cuda: Any) -> None:
+    worker = make(model, "CpuWorker")
+    assert not sessions.exists()
+    assert "init_device" not in vars(worker)
+    assert not hasattr(cuda.graph_class.replay, "__wrapped__")
+
+
+def test_switched_off(model: Path, sessions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PROFILING", "0")
+    worker = make(model, "Worker")
+    start(worker)
+    assert not sessions.exists()
+    assert "execute_model" not in vars(worker.model_runner)
+
+
+def test_a_worker_that_is_not_known_is_told_and_runs(
+    toys: Any, model: Path, sessions: Path, cuda: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from tests.graphs.workers import Worker
+
+    class Odd(Worker):
+        """One with a model runner of another make."""
+
+        def init_device(self) -> str:
+            """Take a GPU."""
+            super().init_device()
+            self.model_runner = SimpleNamespace(run=lambda: 7)
+            return "initialized"
+
+    odd = Odd(toys.config(model), 0)
+    odd.init_device()
+    from profilemate.hooks import worker
+
+    worker.watch(odd)
+    said = capfd.readouterr().err
+    assert said.count("worker 0: recording stopped, attaching failed (AttributeError: ") == 1
+    assert odd.model_runner.run() == 7
+    assert not hasattr(cuda.graph_class.replay, "__wrapped__")
+
+
+def test_start_up_numbers_that_fail_do_not_end_the_recording(
+    model: Path, sessions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from profilemate.hooks import worker_facts
+
+    def fail(*_: Any) -> None:
+        raise LookupError("no such number")
+
+    monkeypatch.setattr(worker_facts.StartUp, "take_capture", fail)
+    worker = make(model, "Worker")
+    start(worker)
+    worker.execute_model(decode(3))
+    del worker
+    gc.collect()
+    told: Told = read(journal(sessions))
+    assert told.status["failed"] == {"capture_model": "LookupError: no such number"}
+    assert told.executions[-1] == Execution(("FULL", 4, 4, 1, 0), 3, 1)

@@ -158,6 +158,7 @@ def _spare(known: Sequence[StartUp], least: StartUp | None, block: int | None) -
 
 def _gpus(session: Session) -> tuple[GpuUse, ...]:
     used, utilization = pl.col("used_bytes"), pl.col("utilization_pct")
+
     def at_peak(column: str) -> pl.Expr:
         """In the first sample with the highest use."""
         order = pl.col(column).sort_by("used_bytes", "timestamp_sec", descending=[True, False])

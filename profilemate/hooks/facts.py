@@ -221,33 +221,34 @@ def _drops_hit_unit(speculative: Any) -> bool:
 
 _SETTINGS = {
     "cache_config": {
-        "block_size": "block-size",
-        "cache_dtype": "kv-cache-dtype",
-        "enable_prefix_caching": "enable-prefix-caching",
-        "gpu_memory_utilization": "gpu-memory-utilization",
-        "kv_cache_memory_bytes": "kv-cache-memory-bytes",
-        "kv_offloading_size": "kv-offloading-size",
+        "block-size": "block_size",
+        "kv-cache-dtype": "cache_dtype",
+        "enable-prefix-caching": "enable_prefix_caching",
+        "gpu-memory-utilization": "gpu_memory_utilization",
+        "kv-cache-memory-bytes": "kv_cache_memory_bytes",
+        "kv-offloading-size": "kv_offloading_size",
     },
     "scheduler_config": {
-        "enable_chunked_prefill": "enable-chunked-prefill",
-        "long_prefill_token_threshold": "long-prefill-token-threshold",
-        "max_num_batched_tokens": "max-num-batched-tokens",
-        "max_num_seqs": "max-num-seqs",
-        "scheduler_reserve_full_isl": "scheduler-reserve-full-isl",
+        "enable-chunked-prefill": "enable_chunked_prefill",
+        "long-prefill-token-threshold": "long_prefill_token_threshold",
+        "max-num-batched-tokens": "max_num_batched_tokens",
+        "max-num-seqs": "max_num_seqs",
+        "scheduler-reserve-full-isl": "scheduler_reserve_full_isl",
         "watermark": "watermark",
     },
     "model_config": {
-        "enforce_eager": "enforce-eager",
-        "max_model_len": "max-model-len",
+        "enforce-eager": "enforce_eager",
+        "max-model-len": "max_model_len",
     },
     "compilation_config": {
-        "cudagraph_capture_sizes": "cudagraph-capture-sizes",
-        "cudagraph_mode": "compilation-config",
-        "max_cudagraph_capture_size": "max-cudagraph-capture-size",
+        "compilation-config": "cudagraph_capture_sizes",
+        "cudagraph-capture-sizes": "max_cudagraph_capture_size",
+        "max-cudagraph-capture-size": "max_cudagraph_capture_size",
     },
-    "lora_config": {"max_loras": "max-loras"},
+    "lora_config": {"max-loras": "max_loras"},
 }
-"""By part of the configuration, what its settings are called on the command line."""
+"""By part of the configuration: flags of the command line, and the setting that a release has
+which has the flag."""
 
 
 def _settings(config: Any) -> list[str]:
@@ -255,7 +256,7 @@ def _settings(config: Any) -> list[str]:
     return sorted(
         flag
         for part, settings in _SETTINGS.items()
-        for name, flag in settings.items()
+        for flag, name in settings.items()
         if hasattr(getattr(config, part, None), name)
     )
 

@@ -37,7 +37,8 @@ class Graph:
 
     ``memory_bytes`` (as it is now: of the last capture) and ``capture_sec`` are those of the
     worker where they are largest, since workers capture side by side; None where not recorded.
-    ``pays_for_pool``: it was captured first, so its memory is the pool that later graphs reuse.
+    ``pays_for_pool``: it was captured first of its mode, so its memory is the pool that later
+    graphs reuse.
 
     ``replays`` in executions that served requests, of all workers together, and
     ``dummy_replays``; ``tokens`` and ``padding`` that it computed in these executions, None for
@@ -212,7 +213,8 @@ def _by_worker(kept: pl.DataFrame, used: pl.DataFrame, ran: pl.DataFrame) -> pl.
     ).with_columns(
         all_replays=pl.col("replays").sum().over(_GRAPH),
         all_dummies=pl.col("dummy_replays").sum().over(_GRAPH),
-        pays_for_pool=pl.col("captured_at") == pl.col("captured_at").min().over("worker"),
+        pays_for_pool=pl.col("captured_at")
+        == pl.col("captured_at").min().over("worker", "part", "runtime_mode"),
     )
 
 

@@ -29,6 +29,8 @@ FAR_OFF = 3.0
 """An estimate that is off by such a factor, up or down."""
 START_UP_SEC = 5.0
 """Start-up time that is worth a change."""
+MANY = 1_000
+"""Executions that must have been seen before a size is called unneeded."""
 
 
 def none_asked_for(summary: Summary) -> Advice | None:
@@ -167,17 +169,19 @@ def unused_graphs(summary: Summary) -> Advice | None:
     """Most graphs were captured for nothing, and that took long or much memory."""
     ledger, sizes = summary.graph_ledger, summary.capture_sizes
     fewest = None if sizes is None else sizes.fewest
-    if ledger is None or sizes is None or fewest is None or sizes.executions < FEW:
+    if ledger is None or sizes is None or fewest is None or sizes.executions < MANY:
         return None
+    # Larger batches than this session's must not fall out of all graphs.
+    kept = sorted({*fewest.sizes, sizes.today.sizes[-1]})
     never, blocks = ledger.unused.never, ledger.unused.more_blocks or 0
     pool = summary.facts.pool_blocks
     is_large = bool(pool) and blocks >= SOME * (pool or 0)
-    if 2 * never.graphs < ledger.total.graphs or len(fewest.sizes) >= len(sizes.today.sizes):
+    if 2 * never.graphs < ledger.total.graphs or len(kept) >= len(sizes.today.sizes):
         return None
     if never.capture_sec < START_UP_SEC and not is_large:
         return None
-    flag, value = _sizes(summary, fewest.sizes)
-    memory = "" if never.memory_bytes is None else f" and {byte_size(never.memory_bytes)}"
+    flag, value = _sizes(summary, kept)
+    memory = f" and {byte_size(never.memory_bytes)}" if never.memory_bytes else ""
     room = f", and room for up to {counted(blocks, 'KV block')}" if blocks else ""
     return Advice(
         about="capture sizes",
@@ -190,7 +194,7 @@ def unused_graphs(summary: Summary) -> Advice | None:
                 f"capturing them took {seconds(never.capture_sec)}{memory}"
             ),
             (
-                f"{len(fewest.sizes):,} sizes pad these batches no more than today's "
+                f"{counted(len(kept), 'size')} would pad these batches no more than today's "
                 f"{len(sizes.today.sizes):,}"
             ),
         ),

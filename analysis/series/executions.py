@@ -53,7 +53,7 @@ def measure(session: Session, bins: Bins) -> ExecutionSeries:
 
     """
     mode, tokens = pl.col("runtime_mode"), pl.col("unpadded_tokens")
-    in_graph = (mode != NONE)
+    in_graph = (mode != NONE) & (pl.col("num_graphs").fill_null(1) > 0)
     rows = session.collect(
         TABLE,
         lambda table: (

@@ -178,24 +178,30 @@ class TestPadding:
 
 
 class TestUnused:
-    def unused(self, session: SessionBuilder, seconds: float, memory: int = 0) -> None:
+    def unused(
+        self, session: SessionBuilder, seconds: float, memory: int = 0, executions: int = 1_000
+    ) -> None:
         set_up(session, settings=FLAGS, groups=GROUPS, cache={**METADATA["cache"], "blocks": 1000})
         captured(
             session,
             [
-                full(size) | {"duration_sec": seconds, "memory_bytes": memory if size < 8 else 0}
+                full(size) | {"duration_sec": seconds, "memory_bytes": memory if size < 6 else 0}
                 for size in range(8, 0, -1)
             ],
         )
-        ran(session, full(8), 8, 20)
+        ran(session, full(6), 6, executions)
 
     @pytest.mark.parametrize(("seconds", "memory"), [(1, 0), (0.01, 3 * MIB)])
     def test_fewer_sizes(self, session: SessionBuilder, seconds: float, memory: int) -> None:
         self.unused(session, seconds, memory)
         piece = advice(session)["capture sizes"]
-        assert (piece.flag, piece.value) == ("--cudagraph-capture-sizes", "8")
+        assert (piece.flag, piece.value) == ("--cudagraph-capture-sizes", "6 8")
         assert piece.evidence[0].startswith("7 of 8 graphs were never replayed; capturing them")
-        assert ("up to 10 KV blocks" in piece.expect) is bool(memory)
+        assert ("up to 7 KV blocks" in piece.expect) is bool(memory)
+
+    def test_a_few_executions_do_not_show_what_is_unneeded(self, session: SessionBuilder) -> None:
+        self.unused(session, 1, executions=999)
+        assert advice(session) == {}
 
     def test_what_costs_little_may_stay(self, session: SessionBuilder) -> None:
         self.unused(session, 0.01, MIB // 2)

@@ -144,7 +144,9 @@ class TestEveryEngine:
             ]
             for row in run.served
         ]
-        assert told == run.seen["executions"]
+        # A batch that was sent to a graph ran without one where none was replayed.
+        wanted = [row if row[3] else ["NONE", *row[1:]] for row in run.seen["executions"]]
+        assert told == wanted
         assert len(run.timeline) - len(told) == run.seen["dummies"]
 
     def test_dispatch_as_vllm_tells_it(self, run: Run) -> None:

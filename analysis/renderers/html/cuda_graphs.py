@@ -61,7 +61,7 @@ def _executions(report: Report) -> Chart:
         },
     }
     padded = ""
-    if graphs.in_graphs:
+    if True:
         top, bottom = panels(2)
         shares = [None if part is None else 100 * part for part in ran.padding]
         dots = {"mode": "lines+markers", "marker": {"size": 4}}

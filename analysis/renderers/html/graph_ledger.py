@@ -106,8 +106,8 @@ def _limits(ledger: Ledger) -> str:
     limits = ""
     if (ledger.unused.more_blocks_most or 0) > (ledger.unused.more_blocks or 0):
         limits = (
-            f" (up to {ledger.unused.more_blocks_most:,} with the one that was captured first, "
-            "whose memory is the pool that the others share: the next one would pay for that)"
+            f" (up to {ledger.unused.more_blocks_most:,} with those captured first of each "
+            "mode, whose memory is the pool that the others share: the next ones would pay for it)"
         )
     if ledger.estimate is not None and ledger.estimate.applied:
         limits += ", as far as vLLM's estimate shrinks, too"

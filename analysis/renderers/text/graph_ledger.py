@@ -71,8 +71,8 @@ def _unused(unused: Unused, *, applied: bool | None) -> Iterator[Line]:
     if unused.more_blocks_most > unused.more_blocks:
         said = [
             (
-                f"up to {unused.more_blocks_most:,} with the graph that was captured first, whose "
-                "memory is the pool that the others share: without it the next one pays for that"
+                f"up to {unused.more_blocks_most:,} with those captured first of each mode, whose "
+                "memory is the pool that the others share: without them the next ones pay for that"
             )
         ]
     if applied:

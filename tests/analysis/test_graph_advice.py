@@ -191,13 +191,13 @@ class TestUnused:
         )
         ran(session, full(6), 6, executions)
 
-    @pytest.mark.parametrize(("seconds", "memory"), [(1, 0), (0.01, 3 * MIB)])
+    @pytest.mark.parametrize(("seconds", "memory"), [(1, 0), (0.01, 5 * MIB)])
     def test_fewer_sizes(self, session: SessionBuilder, seconds: float, memory: int) -> None:
         self.unused(session, seconds, memory)
         piece = advice(session)["capture sizes"]
         assert (piece.flag, piece.value) == ("--cudagraph-capture-sizes", "6 8")
         assert piece.evidence[0].startswith("7 of 8 graphs were never replayed; capturing them")
-        assert ("up to 7 KV blocks" in piece.expect) is bool(memory)
+        assert ("up to 12 KV blocks" in piece.expect) is bool(memory)
 
     def test_a_few_executions_do_not_show_what_is_unneeded(self, session: SessionBuilder) -> None:
         self.unused(session, 1, executions=999)

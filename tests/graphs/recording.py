@@ -31,9 +31,9 @@ class Execution(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What one capture of a batch made."""
+    """What one capture of a batch made; ``batch`` is None where that is not known."""
 
-    batch: Batch
+    batch: Batch | None
     source: str
     kind: str = "capture"
     part: str = "model"
@@ -93,7 +93,8 @@ def read(journal: Path) -> Told:
         if op == Op.GRAPH:
             *batch, source, kind, part = json.loads(event[2])
             assert event[1] == len(told.entries) + 1
-            told.entries[event[1]] = Entry(tuple(batch), source, kind, part)
+            known = None if batch == [None] * 5 else tuple(batch)
+            told.entries[event[1]] = Entry(known, source, kind, part)
         elif op == Op.BATCH:
             assert event[1] not in batches
             batches[event[1]] = tuple(json.loads(event[2]))
@@ -103,8 +104,9 @@ def read(journal: Path) -> Told:
             told.captures.append((entry, kib - 1 if kib else None))
         elif op == Op.EXECUTION:
             ended, batch, tokens, entry, replayed, launch, gpu, dummy = event
-            known = batches[batch] if batch else told.entries[entry].batch
-            told.executions.append(Execution(known, tokens, replayed, dummy))
+            executed = batches[batch] if batch else told.entries[entry].batch
+            assert executed is not None
+            told.executions.append(Execution(executed, tokens, replayed, dummy))
             told.replayed_entries.append(entry)
             told.times.append((launch, gpu - 1 if gpu else None))
             told.order.append(ended)

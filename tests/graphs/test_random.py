@@ -31,7 +31,7 @@ class Expected:
     """What has to be in the journal, counted from what was asked for alone."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Batch, str]] = []
+        self.entries: list[tuple[Batch | None, str]] = []
         self.graphs: list[int] = []
         self.executions: list[Execution] = []
         self.replays: dict[int, int] = {}
@@ -58,9 +58,9 @@ class Expected:
 
     def capture_by_hand(self) -> int:
         """A graph is captured by nobody in particular."""
-        return self._new(("NONE", 0, None, 0, 0), "unknown", 1)
+        return self._new(None, "unknown", 1)
 
-    def _new(self, batch: Batch, source: str, graphs: int) -> int:
+    def _new(self, batch: Batch | None, source: str, graphs: int) -> int:
         self.entries.append((batch, source))
         self.graphs.append(graphs)
         return len(self.entries)

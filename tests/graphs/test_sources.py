@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.graphs.recording import Batch, Entry, Execution, Recording
+from tests.graphs.recording import Entry, Execution, Recording
 from tests.graphs.steps import Output, called_in, decode
 
-NO_BATCH: Batch = ("NONE", 0, None, 0, 0)
-UNKNOWN = Entry(NO_BATCH, "unknown", "capture", "unknown")
+UNKNOWN = Entry(None, "unknown", "capture", "unknown")
 
 
 def capture(graph: Any, run: Callable[[], Any] = list) -> Any:

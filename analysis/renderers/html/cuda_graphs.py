@@ -61,7 +61,7 @@ def _executions(report: Report) -> Chart:
         },
     }
     padded = ""
-    if True:
+    if graphs.in_graphs:
         top, bottom = panels(2)
         shares = [None if part is None else 100 * part for part in ran.padding]
         dots = {"mode": "lines+markers", "marker": {"size": 4}}
@@ -93,7 +93,7 @@ def _executions(report: Report) -> Chart:
 
 
 def _name(mode: str) -> str:
-    return "eager" if mode == NONE else safe(abridged(mode))
+    return "eager" if mode == NONE else abridged(mode)
 
 
 def _setup(setup: Setup) -> str:

@@ -216,7 +216,10 @@ def watch(graphs: Graphs, graph_class: Any) -> None:
         AttributeError: the class does not have the methods that are watched.
 
     """
-    if not _watching:
+    if _watching:
+        # Events go back to the timer that they came from.
+        graphs.timer = _watching[0].timer
+    else:
         _hooked.update(_hook(graph_class, graphs.timer))
     _watching.append(graphs)
 

@@ -39,12 +39,38 @@ def required_method(instance: object, name: str) -> Callable[..., Any]:
     return method
 
 
+def _check_takes_as_much(replacement: Callable[..., Any], method: Callable[..., Any]) -> None:
+    ours = inspect.signature(replacement).parameters.values()
+    kinds = {parameter.kind for parameter in ours}
+    names = [parameter.name for parameter in ours if parameter.kind not in _ANY]
+    for place, parameter in enumerate(inspect.signature(method).parameters.values()):
+        kind = parameter.kind
+        by_place = _ANY_PLACED in kinds or (kind is not _ANY_PLACED and place < len(names))
+        by_name = _ANY_NAMED in kinds or (kind is not _ANY_NAMED and parameter.name in names)
+        if not (
+            (by_place or kind in (inspect.Parameter.KEYWORD_ONLY, _ANY_NAMED))
+            and (by_name or kind in (inspect.Parameter.POSITIONAL_ONLY, _ANY_PLACED))
+        ):
+            raise TypeError(f"{method.__qualname__} takes {parameter}, which is not known here")
+
+
+_ANY_PLACED = inspect.Parameter.VAR_POSITIONAL
+_ANY_NAMED = inspect.Parameter.VAR_KEYWORD
+_ANY = (_ANY_PLACED, _ANY_NAMED)
+
+
 def put(instance: object, name: str, replacement: Callable[..., Any]) -> Undo:
     """Make ``instance.name(...)`` call ``replacement(...)``; returns what undoes it.
 
     The replacement gets no ``self``, and must not keep the instance alive.
+
+    Raises:
+        TypeError: the method takes something that the replacement does not, so that a call of
+            vLLM's could fail.
+
     """
     bound = getattr(instance, name)
+    _check_takes_as_much(replacement, bound)
     replacement.__name__ = name
     replacement.__qualname__ = getattr(bound, "__qualname__", name)
     replacement.__doc__ = bound.__doc__

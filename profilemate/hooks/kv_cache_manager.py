@@ -61,10 +61,10 @@ def _watch_lookup(
     now, log, index = time.monotonic_ns, recorder.log, requests.index
     looked_up = requests.looked_up
 
-    def lookup(request: Any, *limit: Any) -> Any:
+    def lookup(request: Any, *args: Any, **kwargs: Any) -> Any:
         nesting.depth += 1
         try:
-            found = original(this(), request, *limit)
+            found = original(this(), request, *args, **kwargs)
         finally:
             nesting.depth -= 1
         try:

@@ -192,3 +192,22 @@ def test_events_that_fail_end_the_recording_and_not_the_replay(
     assert runner.run(decode(3)).tolist() == runner.runner.outputs(3)
     assert capfd.readouterr().err.count("recording stopped, GPU timing failed") == 1
     assert runner.recording.end().status["failed"] == {"GPU timing": "RuntimeError: no such event"}
+
+
+def test_two_workers_of_one_process_share_their_events(
+    toys: Any, model: Path, cuda: Any, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_timer, "MAX_INTERVALS", 4)
+    first, second = (
+        Recording(tmp_path / f"worker{rank}.journal", cuda.graph_class, gpu) for rank in (0, 1)
+    )
+    runner = toys.Runner(toys.config(model), cuda)
+    second.watch(runner)
+    runner.capture_model()
+    for _ in range(6):
+        runner.execute_model(decode(3))
+        gpu.catch_up()
+    runner.execute_model(Output([30]))
+    first.end()
+    told = second.end()
+    assert [gpu_ns for _, gpu_ns in told.times[-7:]] == [HALF_MS] * 6 + [None]

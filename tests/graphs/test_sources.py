@@ -164,7 +164,7 @@ def test_drafter(toys: Any, model: Path, cuda: Any, recording: Recording) -> Non
         for number, entry in told.entries.items()
         if entry.part == "drafter" and entry.source == "CUDAGraphWrapper"
     }
-    assert sorted(drafts) == [1, 2, 4, 8, 16]
+    assert sorted(drafts) == [2, 4, 8, 16, 32]
     assert {told.graphs_of(number) for number in drafts.values()} == {2}
     models = [entry.batch for entry in told.entries.values() if entry.part == "model"]
     assert len(models) == len(set(models)) == 9
@@ -176,7 +176,7 @@ def test_drafter(toys: Any, model: Path, cuda: Any, recording: Recording) -> Non
     ]
     assert told.replays[-2:] == [(drafts[2], 4), (drafts[8], 2)]
     # At start-up, those of FULL were captured after those of PIECEWISE had been.
-    assert told.replays[:-2] == [(drafts[size], 2) for size in (8, 4, 2, 1)]
+    assert told.replays[:-2] == [(drafts[size], 2) for size in (16, 8, 4, 2)]
 
 
 def test_a_graph_that_nobody_named(cuda: Any, recording: Recording) -> None:

@@ -236,7 +236,8 @@ class DraftingRunner(Runner):
     def _dummy_run(self, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
         output = super()._dummy_run(num_tokens, *args, **kwargs)
         if kwargs.get("is_graph_capturing"):
-            self.propose(num_tokens)
+            # Twice as many: batches that the model does not have, so that they can be told apart.
+            self.propose(2 * num_tokens)
         return output
 
 

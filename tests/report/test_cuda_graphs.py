@@ -18,6 +18,7 @@ from analysis import open_session, series, summarize
 from analysis.renderers.html import chart, page
 from analysis.renderers.html.report import Report
 from analysis.series import executions, gpu_memory
+from analysis.series.bins import of_session
 from analysis.series.executions import BatchSize
 from analysis.summary import Summary
 from tests.analysis.builder import SessionBuilder
@@ -79,7 +80,7 @@ class TestOverTime:
     def test_bins_are_as_wide_as_they_are(self, session: SessionBuilder) -> None:
         ran(session, full(8), 8, 5, timestamp_sec=3)
         whole = open_session(session.folder)
-        found = executions.measure(whole, series.of_session(whole, 5))
+        found = executions.measure(whole, of_session(whole, 5))
         assert found.rate == {"FULL": (0, 2.5, 0, 0, 0)}
 
     def test_gpus(self, session: SessionBuilder) -> None:
@@ -405,6 +406,20 @@ def test_an_eager_engine_has_no_panel_of_padding(session: SessionBuilder) -> Non
     assert "The mode is NONE, as asked for." in charts["executions"].words
 
 
+def test_batches_that_need_no_other_size(session: SessionBuilder) -> None:
+    """Eager for another reason than their size; and with no token at all."""
+    set_up(session)
+    captured(session, [full(8)])
+    ran(session, eager(0), 0)
+    found = charts_of(session)["batch-sizes"]
+    assert (found.figure, found.words) == (None, "No batch had a token.")
+    ran(session, eager(5), 5)
+    found = charts_of(session)["batch-sizes"]
+    assert isinstance(found.figure, dict)
+    assert [trace["x"] for trace in found.figure["data"]] == [[5]]
+    assert found.words == "2 executions. Above 64 tokens a bar counts several sizes."
+
+
 def test_what_the_mode_was_resolved_to(session: SessionBuilder) -> None:
     resolved = {**SETUP, "resolved": "PIECEWISE", "attention_backends": ["XFORMERS"]}
     set_up(session, cuda_graphs=resolved)
@@ -464,29 +479,33 @@ def test_why_nothing_was_sampled(session: SessionBuilder) -> None:
     assert f"Not all was sampled: {problem}." in charts_of(session)["used-memory"].words
 
 
+MARKUP = '<a href="https://example.org">x</a> <b>b</b> &amp; <img src=x onerror="hacked = 1">'
+"""Part of it plotly would draw as what it stands for."""
+
+
 def test_text_of_the_session_stays_text(opened: Opened, session: SessionBuilder) -> None:
-    hostile = {**SETUP, "asked": HOSTILE, "resolved": "x", "attention_backends": [HOSTILE]}
     set_up(
         session,
-        cuda_graphs=hostile,
-        gpus=[{"gpu": 0, "name": HOSTILE, "workers": [0]}],
+        cuda_graphs={**SETUP, "asked": HOSTILE, "resolved": "x", "attention_backends": [HOSTILE]},
+        gpus=[{"gpu": 0, "name": MARKUP, "workers": [0]}],
         gpu_memory={"interval_sec": 1, "problem": HOSTILE},
     )
-    graph = full(8) | {"runtime_mode": HOSTILE}
+    graph = full(8) | {"runtime_mode": MARKUP}
     captured(session, [graph], source=HOSTILE, part=HOSTILE)
     ran(session, graph, 5, 3)
     session.rows("gpu_memory.csv", {"used_bytes": GIB, "free_bytes": GIB})
     path = made(session.folder)
     page = opened(path)
-    assert page.evaluate("window.hacked") is None
-    assert page.query_selector_all("main img, .plot a, a[href^=http]") == []
-    beginning = "</script><script>window.hacked = 1</script>"
-    for chart_key in ("executions", "used-memory"):
-        legend = page.locator(f"#{chart_key} .legendtext").first.text_content() or ""
-        assert beginning in legend
+    for key, name in (
+        ("executions", MARKUP),
+        ("batch-sizes", MARKUP),
+        ("used-memory", f"GPU 0 ({MARKUP})"),
+    ):
+        assert page.locator(f"#{key} .legendtext").first.text_content() == name
     page.locator("#batch-sizes .plot").scroll_into_view_if_needed()
     page.locator("#batch-sizes .trace.bars .point path").first.hover(force=True)
     page.wait_for_selector("#batch-sizes .hoverlayer text")
-    assert "</script>" in (page.text_content("#batch-sizes .hoverlayer") or "")
-    assert page.query_selector_all(".hoverlayer a") == []
+    assert MARKUP in (page.text_content("#batch-sizes .hoverlayer") or "")
+    assert page.query_selector_all("main img, .plot a, a[href^=http]") == []
+    assert page.evaluate("window.hacked") is None
     assert path.stat().st_size < 6 * MEGABYTE

@@ -93,7 +93,7 @@ def _executions(report: Report) -> Chart:
 
 
 def _name(mode: str) -> str:
-    return "eager" if mode == NONE else abridged(mode)
+    return "eager" if mode == NONE else safe(abridged(mode))
 
 
 def _setup(setup: Setup) -> str:
@@ -172,10 +172,13 @@ def _eager(graphs: CudaGraphs) -> Chart:
 def _batch_sizes(report: Report) -> Chart:
     graphs, sizes = report.summary.cuda_graphs, report.summary.capture_sizes
     batches = report.series.executions.batches
+    heading = "Which sizes do batches have, and which graphs are there for them?"
+    if not batches:
+        return Chart("batch-sizes", heading, "", "No batch had a token.")
     fits = [] if sizes is None else _fits(sizes)
     return Chart(
         "batch-sizes",
-        "Which sizes do batches have, and which graphs are there for them?",
+        heading,
         "A batch is padded to the next capture size on its right: tall bars far left of one are "
         "what padding costs, and bars right of the last one run eagerly.",
         _fit_words(fits, graphs),
@@ -224,7 +227,7 @@ def _fit(fit: Fit) -> tuple[str, ...]:
 
 def _fit_words(fits: Sequence[tuple[str, Fit]], graphs: CudaGraphs) -> str:
     if not fits:
-        return f"{counted(graphs.executions, 'execution')}; no graph was captured. {_BARS}"
+        return f"{counted(graphs.executions, 'execution')}. {_BARS}"
     words = [
         f"{len(fit.sizes):,} sizes {_which(name)}, and {share(fit.execution_share)} of these "
         f"batches {'run' if fit is fits[0][1] else 'would run'} in a graph with "

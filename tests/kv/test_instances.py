@@ -25,46 +25,58 @@ class Pool:
         return sum(blocks) + sum(options.values())
 
 
-def one(count: int) -> int:
-    return -count
+Make = Callable[[], Callable[..., Any]]
+"""Each replacement is made anew: one that was put in place looks like what it replaced."""
 
 
-def all_placed(request: int, *limit: Any) -> int:
-    return -request
+def one() -> Callable[..., Any]:
+    return lambda count: -count
 
 
-def anything(*args: Any, **kwargs: Any) -> int:
-    return -1
+def nothing() -> Callable[..., Any]:
+    return lambda: 0
+
+
+def all_placed() -> Callable[..., Any]:
+    return lambda request, *limit: -request
+
+
+def all_blocks() -> Callable[..., Any]:
+    return lambda *blocks: 0
+
+
+def anything() -> Callable[..., Any]:
+    return lambda *args, **kwargs: -1
 
 
 @pytest.mark.parametrize(
-    ("name", "replacement"),
+    ("name", "make"),
     [
-        ("named", lambda: 0),
+        ("named", nothing),
         ("named", all_placed),
         ("grown", one),
         # A call that names the limit would fail.
         ("grown", all_placed),
         ("keyword", all_placed),
         ("open_ended", all_placed),
-        ("open_ended", lambda *blocks: 0),
+        ("open_ended", all_blocks),
     ],
 )
-def test_what_takes_less_is_refused(name: str, replacement: Callable[..., Any]) -> None:
+def test_what_takes_less_is_refused(name: str, make: Make) -> None:
     pool = Pool()
     with pytest.raises(TypeError, match="which is not known here"):
-        put(pool, name, replacement)
+        put(pool, name, make())
     assert getattr(pool, name)(3) == 3
     assert not vars(pool)
 
 
 @pytest.mark.parametrize(
-    ("name", "replacement"),
+    ("name", "make"),
     [("named", one), ("named", anything), ("grown", anything), ("open_ended", anything)],
 )
-def test_what_takes_as_much_is_put_there(name: str, replacement: Callable[..., Any]) -> None:
+def test_what_takes_as_much_is_put_there(name: str, make: Make) -> None:
     pool = Pool()
-    undo = put(pool, name, replacement)
+    undo = put(pool, name, make())
     assert getattr(pool, name)(1) == -1
     undo()
     assert getattr(pool, name)(1) == 1

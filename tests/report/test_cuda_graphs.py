@@ -58,9 +58,11 @@ class TestOverTime:
         found = executions.measure(*opened_session(session))
         nothing = (0.0,) * 10
         assert list(found.rate) == ["FULL", "PIECEWISE", "NONE"]
-        assert found.rate["FULL"] == (4, *nothing[1:])
-        assert found.rate["PIECEWISE"] == (0, 0, 2, *nothing[3:])
-        assert found.rate["NONE"] == (0, 0, 5, 4, *nothing[4:])
+        assert found.rate == {
+            "FULL": (4, *nothing[1:]),
+            "PIECEWISE": (0, 0, 2, *nothing[3:]),
+            "NONE": (0, 0, 5, 4, *nothing[4:]),
+        }
         # 6 of 4 x 8, then 12 of 2 x 16; what ran eagerly pads nothing.
         assert found.padding == pytest.approx((6 / 32, None, 12 / 32, *[None] * 7))
         assert found.batches == (

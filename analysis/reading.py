@@ -11,7 +11,6 @@ import csv
 import io
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,22 +71,8 @@ def frames(
         OSError: the file cannot be read.
 
     """
-    if part.begin < part.end:
-        yield from _ahead(_parsed(path, table, part, columns))
-
-
-def _ahead(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """The same ones: the next is read, by another thread, while one is worked on."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, frames, None)
-        while (frame := coming.result()) is not None:
-            coming = reader.submit(next, frames, None)
-            yield frame
-
-
-def _parsed(
-    path: Path, table: Table, part: Extent, columns: Sequence[str]
-) -> Iterator[pl.DataFrame]:
+    if part.begin == part.end:
+        return
     schema = csv_schema(table, part)
     for lines in _chunks(path, part):
         if table.is_csv:

@@ -23,7 +23,7 @@ from .report import Report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 APPS = (ROOT / "tests" / "cuda" / "apps", ROOT / "tests" / "engine" / "apps")
-TIMEOUT_SEC = 240
+TIMEOUT_SEC = 270
 SETTLED_SEC = 20
 
 MAX_TOKENS = 2048

@@ -211,7 +211,8 @@ class TestEveryEngine:
             assert engine.moved(run.session, event) == counted[name], event
         for column in ("lifetime", "idle"):
             told = evictions[f"{column}_sec"].mean()
-            assert told == pytest.approx(counted[f"mean_{column}"], abs=1e-3)
+            # Both look at the clock, one after the other, while others may have the processor.
+            assert told == pytest.approx(counted[f"mean_{column}"], abs=0.01)
         steps = engine.rows(run.session, "scheduler_steps")
         assert engine.total(steps, "preempted_reqs") == counted["preemptions"] > 0
 

@@ -192,7 +192,7 @@ def test_block_map_is_the_sum_of_all_overlaps(session: SessionBuilder) -> None:
                 "evictable_sec": evicted - released,
                 "block_id": block,
             }
-            for block, allocated, released, evicted in rows
+            for block, allocated, released, evicted in sorted(rows, key=lambda part: part[3])
             if evicted <= bins.end_sec
         )
     )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which methods of vLLM's are watched, since when they exist, and what is lost without each.
+
+The hooks find them on the objects that really run; this says what they look for, so that what is
+attached, what is missing and why is data: in metadata.json, and for ``profilemate doctor``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+OLDEST = "0.8.5"
+NEWEST = "0.33.0"
+"""The releases of vLLM between which all of this was looked up."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A method that is watched.
+
+    Attributes:
+        module: where vLLM has its class.
+        owner: the class.
+        method: its name.
+        gives: what is recorded by it.
+        required: whether nothing of its table can be recorded without it.
+        since: the first release that has it, before which nothing is missing; empty: all.
+        until: the first release that has it no more; empty: none.
+        instead: another method of the class, of which one is enough; empty: none.
+
+    """
+
+    module: str
+    owner: str
+    method: str
+    gives: str
+    required: bool = False
+    since: str = ""
+    until: str = ""
+    instead: str = ""
+
+
+_POOL = "vllm.v1.core.block_pool", "BlockPool"
+_MANAGER = "vllm.v1.core.kv_cache_manager", "KVCacheManager"
+_SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
+_WORKER = "vllm.v1.worker.gpu_worker", "Worker"
+_RUNNER = "vllm.v1.worker.gpu_model_runner", "GPUModelRunner"
+_RUNNER_V2 = "vllm.v1.worker.gpu.model_runner", "GPUModelRunner"
+_GRAPH = "torch.cuda", "CUDAGraph"
+
+TARGETS: tuple[Target, ...] = (
+    Target(*_POOL, "get_new_blocks", "allocations and evictions", True),
+    Target(*_POOL, "touch", "reuse", True),
+    Target(*_POOL, "free_blocks", "frees", True),
+    Target(*_POOL, "cache_full_blocks", "what becomes reusable", True),
+    Target(*_POOL, "get_num_free_blocks", "usage", True),
+    Target(*_POOL, "reset_prefix_cache", "resets of the prefix cache"),
+    Target(*_POOL, "evict_blocks", "explicit evictions", since="0.13"),
+    Target(*_POOL, "cache_partial_block", "contents that end inside a block", since="0.24"),
+    Target(*_POOL, "move_block_hashes", "contents that move to another block", since="0.26"),
+    Target(*_POOL, "unpin_blocks", "frees of pinned blocks", since="0.30"),
+    Target(*_MANAGER, "free", "who gave blocks up, and preemptions", True),
+    Target(*_MANAGER, "get_computed_blocks", "prefix-cache lookups"),
+    Target(
+        *_MANAGER,
+        "get_computed_blocks_for_connector",
+        "lookups of hybrid models with a connector",
+        since="0.27.1",
+    ),
+    Target(*_MANAGER, "pop_blocks_for_free", "blocks that are parked", since="0.24"),
+    Target(*_SCHEDULER, "schedule", "steps", True),
+    Target(*_SCHEDULER, "update_from_output", "first tokens, and usage between steps", True),
+    Target(*_SCHEDULER, "add_request", "arrivals", True),
+    Target(*_SCHEDULER, "_free_request", "ends of requests", True),
+    Target(*_SCHEDULER, "finish_requests", "aborts", True),
+    Target(*_GRAPH, "capture_begin", "captures of CUDA graphs", True),
+    Target(*_GRAPH, "capture_end", "captures of CUDA graphs", True),
+    Target(*_GRAPH, "replay", "replays of CUDA graphs", True),
+    Target(*_RUNNER, "execute_model", "executions", True),
+    Target(*_RUNNER, "_dummy_run", "which executions are dummies"),
+    Target(
+        *_RUNNER,
+        "_determine_batch_execution_and_padding",
+        "padding of batches that run eagerly",
+        since="0.12",
+    ),
+    Target(*_RUNNER, "profile_cudagraph_memory", "which captures are trials", since="0.17"),
+    Target(*_RUNNER, "capture_model", "graph memory as vLLM finds it"),
+    Target(*_RUNNER_V2, "execute_model", "executions", True, since="0.18"),
+    Target(*_RUNNER_V2, "_dummy_run", "which executions are dummies", since="0.18"),
+    Target(*_RUNNER_V2, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
+    Target(*_RUNNER_V2, "capture_model", "graph memory as vLLM finds it", since="0.18"),
+    Target(*_WORKER, "determine_available_memory", "memory at start-up"),
+    Target(*_WORKER, "initialize_from_config", "memory of the KV cache"),
+    Target(*_WORKER, "compile_or_warm_up_model", "which executions are warm-up"),
+)
+
+
+def told(owners: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
+    """What became of the targets on the objects that run.
+
+    Args:
+        owners: by the name of a target's class, the objects that stand for it.
+
+    Returns:
+        ``attached``: names of what is watched; ``missing``: by name, what is lost without it.
+
+    """
+    attached, missing = [], {}
+    for target in TARGETS:
+        for instance in owners.get(target.owner, ()):
+            name = f"{type(instance).__qualname__}.{target.method}"
+            method = getattr(instance, target.method, None)
+            if method is None:
+                missing[name] = target.gives
+            elif not inspect.ismethod(method):
+                # A function on the object itself, where a class would give a method, is ours.
+                attached.append(name)
+    return {"attached": sorted(set(attached)), "missing": missing}

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drive the schedulers of the vLLM that is first on the path, and note what they did.
+
+    python -m scripts.vllm_matrix.drive FOLDER CASE...
+
+This runs in a process of its own for each release, with profilemate attached as its users do it.
+The sessions of each case go to FOLDER/CASE, beside counts.json with what was counted by
+other means. What ended a case is in error.txt there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.vllm_matrix import adapt
+from scripts.vllm_matrix.cases import CASES, Case
+from scripts.vllm_matrix.counters import Watch
+from tests.support.scheduler import trace_requests, write_model
+
+SHORT_TOKENS = 400
+"""The trace's requests that are longer than this, prompt and answer, are left out."""
+
+
+@dataclass
+class Run:
+    """What was seen of a case from outside the scheduler.
+
+    ``steps`` has scheduled tokens and scheduled requests of each step that scheduled any.
+    ``hits`` has by request the tokens that its first admission did not have to compute.
+    """
+
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    preempted: Counter[str] = field(default_factory=Counter)
+    hits: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+
+
+def main(arguments: list[str]) -> int:
+    folder = Path(arguments[0])
+    model = write_model(folder / "model")
+    # Every hook's module, so that it shows where one no longer fits.
+    import vllm.v1.core.sched.scheduler
+    import vllm.v1.engine.core
+
+    watch = Watch()
+    with watch.watching():
+        for name in arguments[1:]:
+            place = folder / name
+            place.mkdir()
+            os.environ["VLLM_PROFILING_DIR"] = str(place)
+            try:
+                seen = _drive(CASES[name], model, watch)
+            except Exception:
+                (place / "error.txt").write_text(traceback.format_exc())
+            else:
+                (place / "counts.json").write_text(json.dumps(seen))
+    return 0
+
+
+def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any]:
+    scheduler = case.build(model)
+    watch.begin([scheduler.kv_cache_manager.block_pool])
+    run = Run()
+    requests = trace_requests(adapt.RequestMaker(), max_model_len=SHORT_TOKENS)
+    pending = [request for _, request in zip(range(case.requests), _unwrapped(requests))]
+    run.outputs = {request.request_id: request.max_tokens for request in pending}
+    for request in pending:
+        scheduler.add_request(request)
+    step = 0
+    while scheduler.has_unfinished_requests():
+        _step(scheduler, run, watch)
+        step += 1
+        case.after_step(scheduler, step)
+        watch.look()
+    case.at_end(scheduler)
+    watch.look()
+    return asdict(run) | asdict(watch.counts)
+
+
+def _unwrapped(requests: Iterable[tuple[float, Any]]) -> Iterable[Any]:
+    return (request for _, request in requests)
+
+
+def _step(scheduler: Any, run: Run, watch: Watch) -> None:
+    running = list(scheduler.running)
+    output = scheduler.schedule()
+    watch.look()
+    tokens = output.total_num_scheduled_tokens
+    if tokens:
+        run.steps.append((tokens, len(output.num_scheduled_tokens)))
+    for request in running:
+        if request.status.name == "PREEMPTED":
+            run.preempted[request.request_id] += 1
+    for data in output.scheduled_new_reqs:
+        run.hits[data.req_id] = data.num_computed_tokens
+    scheduler.update_from_output(output, adapt.answer(scheduler, output))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

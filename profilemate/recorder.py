@@ -27,6 +27,9 @@ from profilemate.messages import say
 FLUSH_NS = 10_000_000
 """A step that ends sooner after the last write leaves its events for a later one to write."""
 
+WORKER_FLUSH_NS = 100_000_000
+"""As ``FLUSH_NS``, of a worker's executions: no later row hangs on those that a kill takes."""
+
 RETRY_NS = 5_000_000_000
 """How often a recorder that lost its disk tries to say how much it has dropped."""
 
@@ -45,13 +48,16 @@ _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 class Recorder:
     """One producer's buffer and journal.
 
-    The file descriptor is the recorder's from now on. ``name`` is what messages call it.
+    The file descriptor is the recorder's from now on. ``name`` is what messages call it;
+    ``flush_ns`` is the least time between writes of ``step_ended``.
     ``repeats`` counts the steps that were the same as the last one written and scheduled
     nothing; the next flush tells them in one event. ``hook_ns`` is the time that the hooks at
     the ends of steps took, in nanoseconds; of a worker, where a write was among it.
     """
 
-    def __init__(self, fd: int, header: dict[str, Any], name: str) -> None:
+    def __init__(
+        self, fd: int, header: dict[str, Any], name: str, flush_ns: int = FLUSH_NS
+    ) -> None:
         self.log = Columns()
         self.name = name
         self.dropped = 0
@@ -59,6 +65,7 @@ class Recorder:
         self.bytes_written = 0
         self.hook_ns = 0
         self._written_ns = time.monotonic_ns()
+        self._flush_ns = flush_ns
         self._next_flush_ns = 0
         self._next_status_ns = time.monotonic_ns() + STATUS_NS
         self._fd = fd
@@ -117,7 +124,7 @@ class Recorder:
             self._tell_loss(Kind.STATUS)
         self.flushes += 1
         self._written_ns = last
-        self._next_flush_ns = last + FLUSH_NS
+        self._next_flush_ns = last + self._flush_ns
 
     def status(self, **changes: Any) -> None:
         """Write what changed about this producer."""

@@ -83,7 +83,7 @@ def claim(base: Path, name: str, producer: str) -> Place:
 
     """
     try:
-        _make_base(base)
+        make_base(base)
         for number in range(1, 1000):
             attempt = name if number == 1 else f"{name}_{number}"
             place = _claim_in(base / attempt, attempt, producer)
@@ -97,7 +97,13 @@ def claim(base: Path, name: str, producer: str) -> Place:
     raise SessionError(f"{base} has a thousand sessions named {name} already")
 
 
-def _make_base(base: Path) -> None:
+def make_base(base: Path) -> None:
+    """Make the folder that holds the sessions.
+
+    Raises:
+        OSError, SessionError: it cannot be made, or is another user's.
+
+    """
     base.parent.mkdir(parents=True, exist_ok=True)
     try:
         base.mkdir(mode=0o700)

@@ -137,6 +137,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
         "hooks": [hook["name"] for hook in hooks],
         "hooks_missing": {hook["name"]: hook.get("reason") for hook in missing},
         "hooks_failed": status.get("failed", {}),
+        "methods": status.get("methods"),
         "problem": producer.problem,
         "mismatches": producer.state.mismatches if producer.state is not None else 0,
         "ended": end,

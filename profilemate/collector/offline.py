@@ -55,7 +55,7 @@ def _complete(folder: Path, progress: Callable[[int, int], None] | None) -> bool
         follower.discover()
         total = sum(os.path.getsize(path) for path in follower.journals.glob("*.journal"))
         while follower.read():
-            if follower.alive:
+            if any(producer.exhausted and producer.alive for producer in follower.ordered()):
                 return False
             # Only episodes that no other journal can precede any more may be replayed yet.
             others = [p for p in follower.producers.values() if not (p.exhausted or p.problem)]

@@ -11,6 +11,7 @@ import typer
 from profilemate import __version__
 from profilemate.commands.check import check
 from profilemate.commands.compare import compare
+from profilemate.commands.doctor import doctor
 from profilemate.commands.finalize import finalize
 from profilemate.commands.report import report
 from profilemate.commands.summary import summary
@@ -21,6 +22,7 @@ _VERBS: Mapping[str, Callable[..., None]] = {
     "compare": compare,
     "check": check,
     "finalize": finalize,
+    "doctor": doctor,
 }
 
 

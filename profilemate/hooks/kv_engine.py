@@ -10,7 +10,7 @@ from typing import Any
 
 from profilemate import config, hooks, session
 from profilemate.collector import launch
-from profilemate.hooks import block_pool, facts, kv_cache_manager, steps
+from profilemate.hooks import block_pool, facts, kv_cache_manager, steps, targets
 from profilemate.hooks.requests import Requests
 from profilemate.messages import give_up, say
 from profilemate.recorder import Recorder
@@ -88,6 +88,8 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         recorder.fail("attaching", error)
         recorder.close()
         return
+    owners = {"BlockPool": pools, "KVCacheManager": [manager], "Scheduler": [scheduler]}
+    recorder.status(methods=targets.told(owners, facts.versions()["vllm"] or ""))
     weakref.finalize(scheduler, recorder.close)
     launch.start(place.directory)
     if settings.verbose:

@@ -8,7 +8,8 @@ attached, what is missing and why is data: in metadata.json, and for ``profilema
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,6 @@ class Target:
         gives: what is recorded by it.
         required: whether nothing of its table can be recorded without it.
         since: the first release that has it, before which nothing is missing; empty: all.
-        until: the first release that has it no more; empty: none.
-        instead: another method of the class, of which one is enough; empty: none.
 
     """
 
@@ -39,8 +38,6 @@ class Target:
     gives: str
     required: bool = False
     since: str = ""
-    until: str = ""
-    instead: str = ""
 
 
 _POOL = "vllm.v1.core.block_pool", "BlockPool"
@@ -87,36 +84,54 @@ TARGETS: tuple[Target, ...] = (
         "padding of batches that run eagerly",
         since="0.12",
     ),
-    Target(*_RUNNER, "profile_cudagraph_memory", "which captures are trials", since="0.17"),
+    Target(*_RUNNER, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
     Target(*_RUNNER, "capture_model", "graph memory as vLLM finds it"),
-    Target(*_RUNNER_V2, "execute_model", "executions", True, since="0.18"),
-    Target(*_RUNNER_V2, "_dummy_run", "which executions are dummies", since="0.18"),
+    Target(*_RUNNER_V2, "execute_model", "executions", True, since="0.12"),
+    Target(*_RUNNER_V2, "_dummy_run", "which executions are dummies", since="0.12"),
     Target(*_RUNNER_V2, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
-    Target(*_RUNNER_V2, "capture_model", "graph memory as vLLM finds it", since="0.18"),
+    Target(*_RUNNER_V2, "capture_model", "graph memory as vLLM finds it", since="0.12"),
     Target(*_WORKER, "determine_available_memory", "memory at start-up"),
     Target(*_WORKER, "initialize_from_config", "memory of the KV cache"),
     Target(*_WORKER, "compile_or_warm_up_model", "which executions are warm-up"),
 )
 
 
-def told(owners: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
+def release(version: str) -> tuple[int, ...]:
+    """A release's numbers, as far as they go.
+
+    >>> release("0.28.1+cpu"), release("0.33")
+    ((0, 28, 1), (0, 33))
+    """
+    matched = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in matched[0].split(".")) if matched else ()
+
+
+def expected(version: str) -> list[Target]:
+    """The targets that this release of vLLM has; all where the version says nothing."""
+    numbers = release(version)
+    return [target for target in TARGETS if not numbers or numbers >= release(target.since)]
+
+
+def told(owners: Mapping[str, Sequence[Any]], version: str) -> dict[str, Any]:
     """What became of the targets on the objects that run.
 
     Args:
         owners: by the name of a target's class, the objects that stand for it.
+        version: vLLM's.
 
     Returns:
         ``attached``: names of what is watched; ``missing``: by name, what is lost without it.
 
     """
-    attached, missing = [], {}
-    for target in TARGETS:
+    attached: set[str] = set()
+    missing: dict[str, str] = {}
+    for target in expected(version):
         for instance in owners.get(target.owner, ()):
             name = f"{type(instance).__qualname__}.{target.method}"
             method = getattr(instance, target.method, None)
             if method is None:
                 missing[name] = target.gives
             elif not inspect.ismethod(method):
-                # A function on the object itself, where a class would give a method, is ours.
-                attached.append(name)
-    return {"attached": sorted(set(attached)), "missing": missing}
+                # A function on the object itself, where its class would give a method, is ours.
+                attached.add(name)
+    return {"attached": sorted(attached), "missing": missing}

@@ -13,11 +13,11 @@ import wrapt
 
 from profilemate import config, hooks, session
 from profilemate.collector import launch
-from profilemate.hooks import executions, graphs, worker_facts
+from profilemate.hooks import executions, graphs, targets, worker_facts
 from profilemate.hooks.gpu_timer import GpuTimer
 from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.messages import give_up, say
-from profilemate.recorder import Recorder
+from profilemate.recorder import WORKER_FLUSH_NS, Recorder
 
 
 def attach(module: Any) -> None:
@@ -80,7 +80,7 @@ def _watch(worker: Any, settings: config.Config) -> None:
         "gpu_timing": settings.gpu_timing,
         **described,
     }
-    recorder = Recorder(place.fd, header, f"worker {described['rank']}")
+    recorder = Recorder(place.fd, header, f"worker {described['rank']}", WORKER_FLUSH_NS)
     if not recorder.active:
         recorder.close()
         place.journal.unlink(missing_ok=True)
@@ -96,6 +96,8 @@ def _watch(worker: Any, settings: config.Config) -> None:
         recorder.fail("attaching", error)
         recorder.close()
         return
+    owners = {"Worker": [worker], "GPUModelRunner": [worker.model_runner]}
+    recorder.status(methods=targets.told(owners, described["versions"]["vllm"] or ""))
     weakref.finalize(worker, _close, recorded)
     launch.start(place.directory)
     if settings.verbose:

@@ -10,7 +10,6 @@ Of the methods, only one is looked at, for whom blocks are taken.
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ class Counts:
     freed: int = 0
     cached: int = 0
     evicted: list[int] = field(default_factory=list)
-    reused_by: Counter[str] = field(default_factory=Counter)
+    reused_by: dict[str, int] = field(default_factory=dict)
     states: list[State] = field(default_factory=list)
 
 
@@ -96,7 +95,8 @@ class Watch:
                 self.counts.allocated += 1
             else:
                 self.counts.reused += 1
-                self.counts.reused_by[self._request] += 1
+                reused_by = self.counts.reused_by
+                reused_by[self._request] = reused_by.get(self._request, 0) + 1
         elif before > 0 == after:
             self.counts.freed += 1
 

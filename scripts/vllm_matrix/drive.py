@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,7 +37,7 @@ class Run:
     """
 
     steps: list[tuple[int, int]] = field(default_factory=list)
-    preempted: Counter[str] = field(default_factory=Counter)
+    preempted: list[str] = field(default_factory=list)
     hits: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
 
@@ -57,11 +56,11 @@ def main(arguments: list[str]) -> int:
             place.mkdir()
             os.environ["VLLM_PROFILING_DIR"] = str(place)
             try:
-                seen = _drive(CASES[name], model, watch)
+                seen = json.dumps(_drive(CASES[name], model, watch))
             except Exception:
                 (place / "error.txt").write_text(traceback.format_exc())
             else:
-                (place / "counts.json").write_text(json.dumps(seen))
+                (place / "counts.json").write_text(seen)
     return 0
 
 
@@ -82,7 +81,7 @@ def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any]:
         watch.look()
     case.at_end(scheduler)
     watch.look()
-    return asdict(run) | asdict(watch.counts)
+    return {"block_size": adapt.BLOCK_SIZE} | asdict(run) | asdict(watch.counts)
 
 
 def _unwrapped(requests: Iterable[tuple[float, Any]]) -> Iterable[Any]:
@@ -98,7 +97,7 @@ def _step(scheduler: Any, run: Run, watch: Watch) -> None:
         run.steps.append((tokens, len(output.num_scheduled_tokens)))
     for request in running:
         if request.status.name == "PREEMPTED":
-            run.preempted[request.request_id] += 1
+            run.preempted.append(request.request_id)
     for data in output.scheduled_new_reqs:
         run.hits[data.req_id] = data.num_computed_tokens
     scheduler.update_from_output(output, adapt.answer(scheduler, output))

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is what profilemate records of one release exact?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from scripts.vllm_matrix.compare import differences
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DRIVE_SECONDS = 600
+COLLECT_SECONDS = 60
+
+
+class Verdict(Enum):
+    """What came of a release."""
+
+    EXACT = "exact"
+    DEGRADED = "degraded"
+    UNTRIED = "cannot be tried"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a release: the cases that were run, and why it is not exact.
+
+    ``evictions``, ``preemptions`` and ``reused`` (blocks) say how much of it there was in all
+    cases together.
+    """
+
+    version: str
+    verdict: Verdict
+    cases: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    evictions: int = 0
+    preemptions: int = 0
+    reused: int = 0
+
+
+def check(version: str, files: Path | None, cases: Sequence[str], scratch: Path) -> Result:
+    """Drive the release whose package is in ``files`` (None: the installed one), and compare."""
+    empty = scratch / "empty"
+    empty.mkdir(parents=True)
+    command = [sys.executable, "-m", "scripts.vllm_matrix.drive", str(scratch), *cases]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=empty,
+            env=_environment(files),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=DRIVE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Result(version, Verdict.UNTRIED, reasons=(f"not done in {DRIVE_SECONDS} s",))
+    (scratch / "log").write_text(done.stdout)
+    if done.returncode:
+        return Result(version, Verdict.UNTRIED, reasons=(_last_line(done.stdout),))
+    return _compared(version, [scratch / case for case in cases])
+
+
+def _environment(files: Path | None) -> dict[str, str]:
+    path = [str(ROOT)] + ([str(files)] if files else [])
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("VLLM_")
+    }
+    return inherited | {
+        "PYTHONPATH": os.pathsep.join(path),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        # Those of the installed release do not fit others.
+        "VLLM_PLUGINS": "",
+    }
+
+
+def _compared(version: str, folders: list[Path]) -> Result:
+    reasons: list[str] = []
+    ran, evictions, preemptions, reused = [], 0, 0, 0
+    for folder in folders:
+        error = folder / "error.txt"
+        if error.exists():
+            reasons.append(f"{folder.name}: {_last_line(error.read_text())}")
+            continue
+        seen = json.loads((folder / "counts.json").read_text())
+        if seen is None:
+            # The release has nothing of the kind.
+            continue
+        ran.append(folder.name)
+        session = _settled(folder)
+        if session is None:
+            reasons.append(f"{folder.name}: no complete session")
+            continue
+        reasons += [f"{folder.name}: {line}" for line in differences(session, seen)]
+        evictions += len(seen["evicted"])
+        preemptions += len(seen["preempted"])
+        reused += seen["reused"]
+    verdict = Verdict.DEGRADED if reasons else Verdict.EXACT
+    return Result(
+        version, verdict, tuple(ran), tuple(reasons), evictions, preemptions, reused
+    )
+
+
+def _settled(folder: Path) -> Path | None:
+    """The session in this folder, once its collector has ended it; None where none comes."""
+    deadline = time.monotonic() + COLLECT_SECONDS
+    while time.monotonic() < deadline:
+        for metadata in folder.glob("session_*/metadata.json"):
+            if json.loads(metadata.read_text())["ended_at"]:
+                return metadata.parent
+        time.sleep(0.1)
+    return None
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

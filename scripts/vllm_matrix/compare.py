@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do a session's tables say what was counted by other means?
+
+The tables are read by Python's own csv and json modules.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, str]
+
+
+def differences(session: Path, seen: dict[str, Any]) -> Iterator[str]:
+    """Where the tables differ from ``seen``, which is a case's counts.json: one line for each."""
+    yield from _metadata(json.loads((session / "metadata.json").read_text()))
+    for what, told, counted in _pairs(session, seen):
+        if told != counted:
+            yield f"{what}: {_difference(told, counted)}"
+
+
+def _metadata(metadata: dict[str, Any]) -> Iterator[str]:
+    (process,) = metadata["processes"]
+    for name, hook in (process["hooks_missing"] | process["hooks_failed"]).items():
+        yield f"hook {name}: {hook}"
+    if process["problem"]:
+        yield f"journal: {process['problem']}"
+    if process["mismatches"]:
+        yield f"mismatches with vLLM's own free count: {process['mismatches']}"
+    if metadata["dropped_events"]:
+        yield f"dropped events: {metadata['dropped_events']}"
+    if not metadata["complete"]:
+        yield "the session is not complete"
+
+
+def _pairs(session: Path, seen: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What is compared, what the tables say, and what was counted."""
+    moves = _rows(session, "kv_cache_allocations")
+    evictions = _rows(session, "kv_cache_evictions")
+    usage = _rows(session, "kv_cache_usage")
+    steps = [row for row in _rows(session, "scheduler_steps") if row["scheduled_tokens"] != "0"]
+    lookups = [row for row in _rows(session, "prefix_cache_lookups") if row["admitted"] == "1"]
+    requests = {row["request_id"]: row for row in _requests(session)}
+    for event, counted in (
+        ("allocate", "allocated"),
+        ("reuse", "reused"),
+        ("free", "freed"),
+        ("cache", "cached"),
+    ):
+        blocks = sum(int(row["num_blocks"]) for row in moves if row["event"] == event)
+        yield f"blocks of event {event}", blocks, seen[counted]
+    yield "evicted blocks", [int(row["block_id"]) for row in evictions], seen["evicted"]
+    states = [(int(r["num_blocks"]), int(r["cached_blocks"]), int(r["free_blocks"])) for r in usage]
+    yield "states of the pool", [s for s, _ in groupby(states)], list(map(tuple, seen["states"]))
+    scheduled = [(int(row["scheduled_tokens"]), int(row["scheduled_reqs"])) for row in steps]
+    yield "steps (tokens, requests)", scheduled, list(map(tuple, seen["steps"]))
+    preempted = sum(int(row["preempted_reqs"]) for row in _rows(session, "scheduler_steps"))
+    yield "preemptions in all steps", preempted, len(seen["preempted"])
+    yield (
+        "preemptions by request",
+        {name: row["preemptions"] for name, row in requests.items() if row["preemptions"]},
+        dict(Counter(seen["preempted"])),
+    )
+    yield "hit tokens by request", _column(requests, "hit_tokens"), seen["hits"]
+    found: Counter[str] = Counter()
+    for row in lookups:
+        found[row["request_id"]] += int(row["hit_tokens"])
+    yield (
+        "hit tokens of all admitted lookups, by request",
+        {name: tokens for name, tokens in found.items() if tokens},
+        {name: blocks * seen["block_size"] for name, blocks in seen["reused_by"].items()},
+    )
+    yield "output tokens by request", _column(requests, "output_length"), seen["outputs"]
+
+
+def _column(requests: dict[str, Any], name: str) -> dict[str, Any]:
+    return {request_id: row[name] for request_id, row in requests.items()}
+
+
+def _rows(session: Path, table: str) -> list[Row]:
+    path = session / f"{table}.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _requests(session: Path) -> list[dict[str, Any]]:
+    path = session / "requests.jsonl"
+    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
+def _difference(told: Any, counted: Any) -> str:
+    """The first place in which they differ."""
+    if isinstance(told, dict):
+        for name in sorted(told.keys() | counted.keys()):
+            if told.get(name) != counted.get(name):
+                return f"{told.get(name)} in the tables, {counted.get(name)} counted, of {name}"
+    if isinstance(told, list):
+        for at, (mine, other) in enumerate(zip(told, counted, strict=False)):
+            if mine != other:
+                return f"{mine} in the tables, {other} counted, at {at}"
+        return f"{len(told)} in the tables, {len(counted)} counted"
+    return f"{told} in the tables, {counted} counted"

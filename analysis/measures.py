@@ -517,7 +517,7 @@ _GPU = (
         lambda found: found.cuda_graphs.execution_share,
     ),
     Measure(
-        "graph_token_coverage",
+        "graphed_tokens",
         "share",
         "Tokens that were computed in a CUDA graph, without padding, of all tokens.",
         "higher",

@@ -9,8 +9,10 @@ LONGEST_NAME = 120
 """Characters of a name that a client chose, such as a request's id, that people are shown."""
 
 
-def abridged(text: str) -> str:
+def abridged(text: str | None) -> str:
     """The name, or its beginning and three dots: a client may choose one of 10,000 characters."""
+    if text is None:
+        return "n/a"
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
 
 

@@ -40,6 +40,11 @@ class Engine:
         self._told_by_content = int(header["told_by_content"])
         self.shape = Shape(len(header["pools"]), len(header["groups"]))
         self._pools = [Pool(pool["blocks"], pool["null"]) for pool in header["pools"]]
+        self._usage_blocks = [
+            pool.get("usage_blocks", known.total)
+            for pool, known in zip(header["pools"], self._pools, strict=True)
+        ]
+        """What vLLM divides by to tell each pool's usage."""
         self._group_pools = [group["pool"] for group in header["groups"]]
         self._totals = totals
         self._requests: dict[int, Request] = {}
@@ -349,7 +354,8 @@ class Engine:
             if state == self._last_usage[number]:
                 continue
             self._last_usage[number] = state
-            usage = 100 * (1 - free / pool.total) if pool.total else 0.0
+            of = self._usage_blocks[number]
+            usage = 100 * (1 - free / of) if of else 0.0
             self._totals.held(self.rank, number, held)
             self._usage(
                 f"{self._seconds(time)},{usage:.2f},{held},{pool.total},{pool.num_cached},"

@@ -10,15 +10,14 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable
-from operator import attrgetter, length_hint
+from operator import length_hint
 from typing import Any
 
 from profilemate.events import MAX_POOLS, Op, op_of
 from profilemate.hooks.instances import own_method, put, reference, required_method
-from profilemate.hooks.requests import Requests
+from profilemate.hooks.requests import Requests, hash_bytes
 from profilemate.recorder import Recorder
 
-_block_hash = attrgetter("block_hash")
 _PARTIAL = ("request", "block", "num_tokens", "kv_cache_group_id")
 
 
@@ -206,7 +205,7 @@ def _record_cached(
     """Record a call of ``cache_full_blocks`` with these arguments."""
     first, size = given["num_cached_blocks"], given["block_size"]
     blocks = given["blocks"][first : given["num_full_blocks"]]
-    hashes = list(map(_block_hash, blocks))
+    hashes = [hash_bytes(block.block_hash) for block in blocks]
     mask = given.get("block_mask")
     if mask is None and None not in hashes:
         runs = [(first, blocks, hashes)]

@@ -63,7 +63,11 @@ class Executions:
         if recent:
             self.graphs.tell_recent()
         recorder = self._recorder
-        if recorder.step_ended(ended):
+        if batch is None:
+            # Nothing ran, and the next call may be far away: what is not written by then is lost
+            # where vLLM kills its engine.
+            recorder.flush()
+        elif recorder.step_ended(ended):
             recorder.hook_ns += _now() - ended
 
     def _without_model_graph(self, tokens: int, dummy: bool) -> tuple[Entry | None, int | None]:

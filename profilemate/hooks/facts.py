@@ -100,9 +100,12 @@ def versions() -> dict[str, str | None]:
 
 def _pool(pool: Any) -> dict[str, int | None]:
     null = getattr(pool, "null_block", None)
+    # Up to vLLM 0.10.1 the null block counts in a pool's usage, which has handed out no other yet.
+    counts_null = bool(fact(getattr(pool, "get_usage", int)))
     return {
         "blocks": int(pool.num_gpu_blocks),
         "null": None if null is None else int(null.block_id),
+        "usage_blocks": int(pool.num_gpu_blocks) - (null is not None and not counts_null),
     }
 
 

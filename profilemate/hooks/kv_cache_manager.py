@@ -72,7 +72,7 @@ def _watch_lookup(
                 number = index.get(request.request_id)
                 if number is None:
                     number = requests.number(request, now())
-                skipped = bool(getattr(request, "skip_reading_prefix_cache", False))
+                skipped = _skips_reading(request)
                 log.ops.append(Op.LOOKUP)
                 log.times.append(now())
                 log.numbers.extend((number, request.num_tokens, found[1], skipped))
@@ -84,6 +84,14 @@ def _watch_lookup(
     recorder.on_stop(put(manager, name, lookup))
 
 
+def _skips_reading(request: Any) -> bool:
+    """Whether the request must not read the prefix cache."""
+    if hasattr(request, "skip_reading_prefix_cache"):
+        return bool(request.skip_reading_prefix_cache)
+    # Up to vLLM 0.11.0: prompts whose log probabilities are asked for.
+    return getattr(request.sampling_params, "prompt_logprobs", None) is not None
+
+
 def _watch_free(
     manager: Any,
     recorder: Recorder,
@@ -92,13 +100,14 @@ def _watch_free(
     forget_prefill: Callable[[str], None],
 ) -> None:
     original, this = required_method(manager, "free"), reference(manager)
+    block_ids_of = own_method(manager, "get_block_ids") or _block_ids
     now = time.monotonic_ns
 
     def free(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             if request.status == requests.running:
                 # Blocks that it got in this very step are in no table that the step's end tells.
-                block_ids = this().get_block_ids(request.request_id)
+                block_ids = block_ids_of(this(), request.request_id)
                 number = requests.number(request, now())
                 _tell_table(recorder, number, block_ids)
                 _tell_preemption(recorder, number, request)
@@ -114,6 +123,11 @@ def _watch_free(
             context.request = 0
 
     recorder.on_stop(put(manager, "free", free))
+
+
+def _block_ids(manager: Any, request_id: str) -> list[list[int]]:
+    """What a request holds, in vLLM 0.8.5, whose only group is the manager's own."""
+    return [[block.block_id for block in manager.req_to_blocks.get(request_id, ())]]
 
 
 def _tell_table(recorder: Recorder, number: int, block_ids: Sequence[Sequence[int]]) -> None:

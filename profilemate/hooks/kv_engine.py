@@ -11,7 +11,7 @@ from typing import Any
 from profilemate import config, hooks, session
 from profilemate.collector import launch
 from profilemate.hooks import block_pool, facts, kv_cache_manager, steps, targets
-from profilemate.hooks.requests import Requests
+from profilemate.hooks.requests import Requests, hashes_of
 from profilemate.messages import give_up, say
 from profilemate.recorder import Recorder
 
@@ -62,6 +62,7 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
     requests = Requests(
         recorder,
         place.founding.key,
+        hashes_of(manager),
         hashes_on_finish=not facts.is_plain(scheduler),
         told_by_content=facts.told_by_content(scheduler, pools),
     )

@@ -5,31 +5,40 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any
 
 import orjson
 
-from profilemate.events import PREFIX_BYTES, REASONS, Op, prefix_lengths
+from profilemate.events import HASH_BYTES, PREFIX_BYTES, REASONS, Op, prefix_lengths
 from profilemate.recorder import Recorder
 
 
 class Requests:
     """Numbers the live requests of one scheduler. ``index`` maps request id to number.
 
-    ``hashes_on_finish``: a request's block table does not tell its contents, so they are told
-    when it ends. ``told_by_content``: prefixes that end at a multiple of this many tokens are
-    told by the contents of blocks and need no id of their own; 0: none are. ``running`` is
-    the status of a request that runs. ``looked_up`` are the numbers of those that were looked up
-    in this step.
+    ``hashes_of`` tells the hashes of a request's full blocks. ``hashes_on_finish``: a request's
+    block table does not tell its contents, so they are told when it ends. ``told_by_content``:
+    prefixes that end at a multiple of this many tokens are told by the contents of blocks and
+    need no id of their own; 0: none are. ``running`` is the status of a request that runs.
+    ``looked_up`` are the numbers of those that were looked up in this step.
     """
 
     def __init__(
-        self, recorder: Recorder, key: bytes, *, hashes_on_finish: bool, told_by_content: int
+        self,
+        recorder: Recorder,
+        key: bytes,
+        hashes_of: Callable[[Any], Sequence[bytes]],
+        *,
+        hashes_on_finish: bool,
+        told_by_content: int,
     ) -> None:
         self.index: dict[str, int] = {}
         self._log = recorder.log
         self._key = key
+        self._hashes_of = hashes_of
         self.hashes_on_finish = hashes_on_finish
         self._told_by_content = told_by_content
         self._next = 0
@@ -60,7 +69,7 @@ class Requests:
         if reason is None:
             reason = self._reasons[request.status] = _reason(request)
         told = self.hashes_on_finish or reason == _ABORT
-        hashes = request.block_hashes if told else ()
+        hashes = self._hashes_of(request) if told else ()
         log.ops.append(Op.FINISH)
         log.times.append(now)
         log.numbers.extend(
@@ -85,6 +94,24 @@ class Requests:
         return self.number(request, now)
 
 
+def hashes_of(manager: Any) -> Callable[[Any], Sequence[bytes]]:
+    """What tells the hashes of a request's full blocks, as the KV cache manager has them."""
+    # Up to vLLM 0.10.1 it keeps them itself, from 0.10.2 on the request does.
+    kept = getattr(manager, "req_to_block_hashes", None)
+    if kept is None:
+        return attrgetter("block_hashes")
+    return lambda request: list(map(hash_bytes, kept.get(request.request_id, ())))
+
+
+def hash_bytes(block_hash: Any) -> Any:
+    """The bytes of a block hash, with or without its group; up to vLLM 0.10.1 it is a number."""
+    if not isinstance(block_hash, tuple):
+        return block_hash
+    number = getattr(block_hash, "block_hash", block_hash).hash_value
+    return (number & _HASH_MASK).to_bytes(HASH_BYTES, "little")
+
+
+_HASH_MASK = (1 << 8 * HASH_BYTES) - 1
 _ABORT = REASONS.index("abort")
 
 
@@ -153,7 +180,10 @@ def _prefix_ids(request: Any, key: bytes, told_by_content: int) -> bytes:
 
 
 def _media(request: Any) -> list[tuple[int, str]]:
-    return [
-        (feature.mm_position.offset, str(feature.identifier))
-        for feature in getattr(request, "mm_features", None) or ()
-    ]
+    features = getattr(request, "mm_features", None)
+    if features is None:
+        # Up to vLLM 0.10.1.
+        positions = getattr(request, "mm_positions", ())
+        names = getattr(request, "mm_hashes", ())
+        return [(p.offset, str(name)) for p, name in zip(positions, names, strict=False)]
+    return [(feature.mm_position.offset, str(feature.identifier)) for feature in features]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain, compress
+from types import SimpleNamespace
 from typing import Any
 
 from profilemate.events import Op
@@ -148,6 +149,8 @@ class Steps:
                 data.req_id, data.num_computed_tokens, data.block_ids, scheduled
             )
         cached = output.scheduled_cached_reqs
+        if isinstance(cached, list):
+            cached = _by_column(cached)
         ids, blocks = cached.req_ids, cached.new_block_ids
         resumed = _resumed(cached)
         if resumed:
@@ -169,6 +172,7 @@ class Steps:
     def _admit(self, request_id: str, computed: int, groups: Any, scheduled: dict[str, int]) -> int:
         """Tell that a request runs from now on; returns the tokens of its prompt in this step."""
         log, number = self._log, self._requests.index[request_id]
+        groups = _by_group(groups)
         if groups and self._tabled and number in self._requests.looked_up:
             log.ops.append(Op.ADMIT_LOOKED_UP)
             log.numbers.extend((number, computed, len(groups[0])))
@@ -298,6 +302,24 @@ def _free_counts_of(pools: list[Any]) -> Callable[[], Sequence[int]]:
         return lambda: [count(pool()) for count, pool in counters]
     ((count, pool),) = counters
     return lambda: (count(pool()),)
+
+
+def _by_column(rows: list[Any]) -> Any:
+    """The running requests' data by column, where a release has it by request.
+
+    So has vLLM 0.8.5, and those after it up to the one that has ``req_ids``.
+    """
+    return SimpleNamespace(
+        req_ids=[row.req_id for row in rows],
+        new_block_ids=[_by_group(row.new_block_ids) for row in rows],
+        num_computed_tokens=[row.num_computed_tokens for row in rows],
+        resumed_from_preemption=[row.resumed_from_preemption for row in rows],
+    )
+
+
+def _by_group(block_ids: Any) -> Any:
+    """Lists of block ids, one a group: vLLM 0.8.5, with its one group, has no list around it."""
+    return [block_ids] if block_ids and isinstance(block_ids[0], int) else block_ids
 
 
 def _resumed(cached: Any) -> Any:

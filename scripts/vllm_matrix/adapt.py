@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import numpy
 
 ANSWER = 7
 BLOCK_SIZE = 16
@@ -103,6 +106,46 @@ def _attention(spec: Callable[..., Any], **more: Any) -> Any:
     return spec(**known(spec, arguments))
 
 
+def prepare_libraries() -> None:
+    """Give newer libraries what older releases expect of them; before vLLM is imported."""
+    import torch
+    from transformers import AutoConfig
+
+    # 0.9.2 registers configurations that transformers has by now.
+    register = AutoConfig.register
+    AutoConfig.register = staticmethod(
+        lambda model_type, config, exist_ok=False: register(model_type, config, exist_ok=True)
+    )
+    # 0.17.1 asks for these when it is imported, and torch 2.13 has them elsewhere.
+    for name in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        if not hasattr(torch._C._cpu, name):
+            setattr(torch._C._cpu, name, lambda: False)
+
+
+def tell_of_the_model() -> None:
+    """Tell vLLM what kind of model a Llama is.
+
+    It would start a process that imports all that a model needs to ask its class, which takes
+    longer than all the rest, and asks for compiled parts that are not there.
+    """
+    from vllm.model_executor.models import registry
+
+    told = {
+        "architecture": "LlamaForCausalLM",
+        "is_text_generation_model": True,
+        "supports_pp": True,
+        "attn_type": "decoder",
+        "default_pooling_type": "LAST",
+        "default_seq_pooling_type": "LAST",
+        "default_tok_pooling_type": "ALL",
+        "score_type": "bi-encoder",
+        "supported_video_pruning_methods": (),
+    }
+    names = [field.name for field in fields(registry._ModelInfo)]
+    info = registry._ModelInfo(**{name: told.get(name, False) for name in names})
+    registry._run_in_subprocess = lambda ask: info
+
+
 class RequestMaker:
     """Makes vLLM's Requests."""
 
@@ -153,10 +196,14 @@ def answer(scheduler: Any, output: Any) -> Any:
     ids = list(output.num_scheduled_tokens)
     requests = [scheduler.requests[request_id] for request_id in ids]
     done = [request.num_computed_tokens >= request.num_tokens for request in requests]
+    sampled: list[Any] = [[ANSWER] if computed else [] for computed in done]
+    if "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"]):
+        # 0.11.1 and 0.11.2.
+        sampled = [numpy.array(tokens, dtype=int) for tokens in sampled]
     arguments = {
         "req_ids": ids,
         "req_id_to_index": {request_id: index for index, request_id in enumerate(ids)},
-        "sampled_token_ids": [[ANSWER] if computed else [] for computed in done],
+        "sampled_token_ids": sampled,
         # Up to 0.9.2.
         "spec_token_ids": None,
         "logprobs": None,

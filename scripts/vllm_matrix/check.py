@@ -54,7 +54,7 @@ def check(version: str, files: Path | None, cases: Sequence[str], scratch: Path)
         done = subprocess.run(
             command,
             cwd=empty,
-            env=_environment(files),
+            env=_environment(files, scratch),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -71,15 +71,14 @@ def check(version: str, files: Path | None, cases: Sequence[str], scratch: Path)
     return _compared(version, [scratch / case for case in cases])
 
 
-def _environment(files: Path | None) -> dict[str, str]:
+def _environment(files: Path | None, scratch: Path) -> dict[str, str]:
     path = [str(ROOT)] + ([str(files)] if files else [])
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("VLLM_")
-    }
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     return inherited | {
         "PYTHONPATH": os.pathsep.join(path),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "VLLM_CACHE_ROOT": str(scratch / "vllm-cache"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -111,9 +110,7 @@ def _compared(version: str, folders: list[Path]) -> Result:
         preemptions += len(seen["preempted"])
         reused += seen["reused"]
     verdict = Verdict.DEGRADED if reasons else Verdict.EXACT
-    return Result(
-        version, verdict, tuple(ran), tuple(reasons), evictions, preemptions, reused
-    )
+    return Result(version, verdict, tuple(ran), tuple(reasons), evictions, preemptions, reused)
 
 
 def _settled(folder: Path) -> Path | None:

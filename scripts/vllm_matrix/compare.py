@@ -16,6 +16,8 @@ from typing import Any
 
 Row = dict[str, str]
 
+_STATE = ("num_blocks", "cached_blocks", "free_blocks")
+
 
 def differences(session: Path, seen: dict[str, Any]) -> Iterator[str]:
     """Where the tables differ from ``seen``, which is a case's counts.json: one line for each."""
@@ -56,8 +58,15 @@ def _pairs(session: Path, seen: dict[str, Any]) -> Iterator[tuple[str, Any, Any]
         blocks = sum(int(row["num_blocks"]) for row in moves if row["event"] == event)
         yield f"blocks of event {event}", blocks, seen[counted]
     yield "evicted blocks", [int(row["block_id"]) for row in evictions], seen["evicted"]
-    states = [(int(r["num_blocks"]), int(r["cached_blocks"]), int(r["free_blocks"])) for r in usage]
-    yield "states of the pool", [s for s, _ in groupby(states)], list(map(tuple, seen["states"]))
+    states = [tuple(int(row[name]) for name in _STATE) for row in usage]
+    counted_states = [tuple(state[:3]) for state in seen["states"]]
+    yield "states of the pool", [state for state, _ in groupby(states)], counted_states
+    told_usage = dict(zip(states, (row["usage_pct"] for row in usage), strict=True))
+    yield (
+        "usage_pct by state of the pool",
+        told_usage,
+        {tuple(state[:3]): f"{state[3]:.2f}" for state in seen["states"]},
+    )
     scheduled = [(int(row["scheduled_tokens"]), int(row["scheduled_reqs"])) for row in steps]
     yield "steps (tokens, requests)", scheduled, list(map(tuple, seen["steps"]))
     preempted = sum(int(row["preempted_reqs"]) for row in _rows(session, "scheduler_steps"))
@@ -71,11 +80,12 @@ def _pairs(session: Path, seen: dict[str, Any]) -> Iterator[tuple[str, Any, Any]
     found: Counter[str] = Counter()
     for row in lookups:
         found[row["request_id"]] += int(row["hit_tokens"])
-    yield (
-        "hit tokens of all admitted lookups, by request",
-        {name: tokens for name, tokens in found.items() if tokens},
-        {name: blocks * seen["block_size"] for name, blocks in seen["reused_by"].items()},
-    )
+    if seen["block_size"]:
+        yield (
+            "hit tokens of all admitted lookups, by request",
+            {name: tokens for name, tokens in found.items() if tokens},
+            {name: blocks * seen["block_size"] for name, blocks in seen["reused_by"].items()},
+        )
     yield "output tokens by request", _column(requests, "output_length"), seen["outputs"]
 
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-State = tuple[int, int, int]
-"""Blocks held, free with a content, free without."""
+State = tuple[int, int, int, float]
+"""Blocks held, free with a content, free without, and the pool's own usage in percent."""
 
 
 @dataclass
@@ -83,7 +83,8 @@ class Watch:
         (pool,) = self._pools
         free = pool.free_block_queue.get_all_free_blocks()
         cached = sum(block.block_hash is not None for block in free)
-        state = (pool.num_gpu_blocks - 1 - len(free), cached, len(free) - cached)
+        held = pool.num_gpu_blocks - 1 - len(free)
+        state = (held, cached, len(free) - cached, 100 * pool.get_usage())
         if self.counts.states[-1:] != [state]:
             self.counts.states.append(state)
 

@@ -14,8 +14,9 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class Run:
     """What was seen of a case from outside the scheduler.
 
     ``steps`` has scheduled tokens and scheduled requests of each step that scheduled any.
-    ``hits`` has by request the tokens that its first admission did not have to compute.
+    ``hits`` has by request the tokens that its first admission did not have to compute, and
+    ``outputs`` those of its answer.
     """
 
     steps: list[tuple[int, int]] = field(default_factory=list)
@@ -45,10 +47,11 @@ class Run:
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     model = write_model(folder / "model")
+    adapt.prepare_libraries()
     # Every hook's module, so that it shows where one no longer fits.
-    import vllm.v1.core.sched.scheduler
-    import vllm.v1.engine.core
-
+    for module in ("v1.core.sched.scheduler", "v1.engine.core", "v1.worker.worker_base"):
+        import_module(f"vllm.{module}")
+    adapt.tell_of_the_model()
     watch = Watch()
     with watch.watching():
         for name in arguments[1:]:
@@ -64,13 +67,16 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any]:
+def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any] | None:
+    """What was counted; None where the release has nothing of the kind."""
+    if not case.exists():
+        return None
     scheduler = case.build(model)
     watch.begin([scheduler.kv_cache_manager.block_pool])
     run = Run()
-    requests = trace_requests(adapt.RequestMaker(), max_model_len=SHORT_TOKENS)
-    pending = [request for _, request in zip(range(case.requests), _unwrapped(requests))]
-    run.outputs = {request.request_id: request.max_tokens for request in pending}
+    arrivals = trace_requests(adapt.RequestMaker(), max_model_len=SHORT_TOKENS)
+    pending = [request for _, request in islice(arrivals, case.requests)]
+    run.hits = {request.request_id: 0 for request in pending}
     for request in pending:
         scheduler.add_request(request)
     step = 0
@@ -81,11 +87,12 @@ def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any]:
         watch.look()
     case.at_end(scheduler)
     watch.look()
-    return {"block_size": adapt.BLOCK_SIZE} | asdict(run) | asdict(watch.counts)
-
-
-def _unwrapped(requests: Iterable[tuple[float, Any]]) -> Iterable[Any]:
-    return (request for _, request in requests)
+    run.outputs = {request.request_id: request.num_output_tokens for request in pending}
+    return (
+        {"block_size": adapt.BLOCK_SIZE if case.plain else None}
+        | asdict(run)
+        | asdict(watch.counts)
+    )
 
 
 def _step(scheduler: Any, run: Run, watch: Watch) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -43,7 +44,7 @@ QUICK = ("0.8.5", "0.10.2", "0.12.0", "0.14.1", "0.18.1", "0.24.0", "0.28.0", "0
 """A spread over what differs between releases."""
 
 
-def named(versions: list[str]) -> tuple[Release, ...]:
+def named(versions: Sequence[str]) -> tuple[Release, ...]:
     """The releases of these numbers.
 
     Raises:

@@ -23,7 +23,8 @@ from remotezip import RemoteFetcher, RemoteZip, RemoteZipError
 
 from scripts.vllm_matrix.releases import Release
 
-PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (17, 28, 31, 34, 35, 39)) + (
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (17, 28, 31, 34, 35, 39)),
     "manylinux1_x86_64",
     "manylinux2014_x86_64",
 )

@@ -167,7 +167,7 @@ STORIES = {
     },
     on_a_gpu: {
         "graph_coverage": 18 / 20,
-        "graph_token_coverage": 88 / 128,
+        "graphed_tokens": 88 / 128,
         "graph_padding": 16 / 104,
         "graphs_unused": 4,
         "graph_memory": 106 * MIB,

@@ -74,15 +74,12 @@ def test_executions_are_the_steps(served: Served) -> None:
     ran = [row for row in table(served.session, "cuda_graph_timeline") if row["dummy"] == "0"]
     steps = engine.rows(served.session, "scheduler_steps")
     scheduled = [row for row in steps if row["scheduled_tokens"] != "0"]
-    # vLLM kills its engine at the end: of executions that are quicker than two writes, those of the
-    # last 10 ms may be lost. They are decodes of one token.
-    lost = len(scheduled) - len(ran)
-    assert 0 <= lost <= 2
-    tokens_ran = engine.total(ran, "unpadded_tokens")
-    assert tokens_ran == engine.total(scheduled, "scheduled_tokens") - lost
+    # All of them, though vLLM kills its engine at the end.
+    assert len(ran) == len(scheduled)
+    assert engine.total(ran, "unpadded_tokens") == engine.total(scheduled, "scheduled_tokens")
     # One request at a time: its prompt is one step, and each further token another.
     decodes = [row for row in ran if row["unpadded_tokens"] == "1"]
-    assert len(decodes) >= REQUESTS * (OUTPUT - 1) - lost
+    assert len(decodes) >= REQUESTS * (OUTPUT - 1)
     assert {(row["runtime_mode"], row["num_tokens"]) for row in decodes} == {("FULL", "1")}
     prompts = [row for row in ran if row["unpadded_tokens"] == "150"]
     assert len(prompts) == REQUESTS

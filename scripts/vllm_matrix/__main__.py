@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check on many vLLM releases that the tables say what their schedulers and pools really did.
+
+    python -m scripts.vllm_matrix [RELEASE ...] [--quick] [--update-docs] [--cache FOLDER]
+
+For each release the Python files of its wheel are fetched, once, and put before the vLLM of this
+environment. A process of its own then drives the release's real Scheduler, KV cache manager and
+block pool, with profilemate attached as users attach it; the tables are compared with counts
+taken at the blocks themselves. Exit status: 0 all are exact, 1 some are not, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from scripts.vllm_matrix import page
+from scripts.vllm_matrix.cases import CASES
+from scripts.vllm_matrix.check import Result, Verdict, check
+from scripts.vllm_matrix.releases import QUICK, RELEASES, Release, named
+from scripts.vllm_matrix.wheels import FetchError, default_cache, python_files
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.vllm_matrix", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("releases", nargs="*", metavar="RELEASE", help="all of them by default")
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
+    parser.add_argument(
+        "--update-docs", action="store_true", help=f"put what came of it into {page.NAME}"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=default_cache(), help="keep wheels' files here (%(default)s)"
+    )
+    options = parser.parse_args()
+    everything = [release.version for release in RELEASES]
+    try:
+        releases = named(options.releases or (QUICK if options.quick else everything))
+    except KeyError as error:
+        parser.error(f"no release {error} among those that are checked: {', '.join(everything)}")
+    print(f"Python {platform.python_version()}, {len(CASES)} cases", flush=True)
+    exact = True
+    for release in releases:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="vllm-matrix-") as scratch:
+            result = _check(release, options.cache.absolute(), Path(scratch))
+        print(f"{page.line(result)} ({time.monotonic() - began:.0f} s)", flush=True)
+        for reason in result.reasons:
+            print(f"    {reason}", flush=True)
+        if options.update_docs:
+            page.update(result)
+        exact = exact and result.verdict is Verdict.EXACT
+    return int(not exact)
+
+
+def _check(release: Release, cache: Path, scratch: Path) -> Result:
+    try:
+        files = python_files(release, cache)
+    except FetchError as error:
+        return Result(release.version, Verdict.UNTRIED, reasons=(str(error),))
+    return check(release.version, files, list(CASES), scratch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

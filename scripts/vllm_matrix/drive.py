@@ -108,6 +108,7 @@ def _step(scheduler: Any, run: Run, watch: Watch) -> None:
     for data in output.scheduled_new_reqs:
         run.hits[data.req_id] = data.num_computed_tokens
     scheduler.update_from_output(output, adapt.answer(scheduler, output))
+    watch.look()
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from typing import Any
 
 from profilemate.events import Op
 from profilemate.hooks.graph_sources import Batch, batch_of, batch_of_execution
-from profilemate.hooks.graphs import Entry, Graphs, tell_blob
+from profilemate.hooks.graphs import MAX_NS, Entry, Graphs, tell_blob
 from profilemate.hooks.instances import own_method, put, reference, required_method
 
+_EXECUTION = int(Op.EXECUTION)
 _now = time.monotonic_ns
 
 
@@ -38,6 +39,8 @@ class Executions:
         self.warming_up = False
         self._recent = graphs.recent
         self._recorder = graphs.recorder
+        self._log = graphs.recorder.log
+        self._timer = graphs.timer
         self._numbers: dict[Batch, int] = {}
 
     def begin(self) -> None:
@@ -49,6 +52,24 @@ class Executions:
     def end(self, scheduler_output: Any) -> None:
         """The execution ended, well or not; it was given this, if it was no dummy."""
         ended = _now()
+        recent = self._recent
+        if len(recent) == 1 and self.dummy_tokens is None and not (self.warming_up or self._timer):
+            # At every step of a server: as below, in as few calls as can be.
+            entry = recent[0]
+            if entry.of_model and entry.launch_ns < MAX_NS:
+                recent.clear()
+                log = self._log
+                log.ops.append(_EXECUTION)
+                log.times.append(ended)
+                tokens = scheduler_output.total_num_scheduled_tokens
+                log.numbers.extend((0, tokens, entry.number, entry.graphs, entry.launch_ns, 0, 0))
+                entry.graphs = entry.launch_ns = 0
+                if self._recorder.step_ended(ended):
+                    self._recorder.hook_ns += _now() - ended
+                return
+        self._tell(ended, scheduler_output)
+
+    def _tell(self, ended: int, scheduler_output: Any) -> None:
         recent = self._recent
         entry = _take(recent, True) if recent else None
         tokens = self.dummy_tokens
@@ -66,6 +87,8 @@ class Executions:
         if batch is None:
             # Nothing ran, and the next call may be far away: what is not written by then is lost
             # where vLLM kills its engine.
+            if self._timer is not None:
+                self._timer.give_up()
             recorder.flush()
         elif recorder.step_ended(ended):
             recorder.hook_ns += _now() - ended

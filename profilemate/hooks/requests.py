@@ -107,8 +107,8 @@ def hash_bytes(block_hash: Any) -> Any:
     """The bytes of a block hash, with or without its group; up to vLLM 0.10.1 it is a number."""
     if not isinstance(block_hash, tuple):
         return block_hash
-    number = getattr(block_hash, "block_hash", block_hash).hash_value
-    return (number & _HASH_MASK).to_bytes(HASH_BYTES, "little")
+    without_group: Any = getattr(block_hash, "block_hash", block_hash)
+    return (without_group.hash_value & _HASH_MASK).to_bytes(HASH_BYTES, "little")
 
 
 _HASH_MASK = (1 << 8 * HASH_BYTES) - 1

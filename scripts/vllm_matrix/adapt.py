@@ -45,6 +45,7 @@ def build_scheduler(
         "enable_prefix_caching": True,
         "dtype": "bfloat16",
         "max_num_batched_tokens": 1024,
+        "enable_chunked_prefill": True,
         "skip_tokenizer_init": True,
         "async_scheduling": False,
         **engine_args,
@@ -113,7 +114,7 @@ def prepare_libraries() -> None:
 
     # 0.9.2 registers configurations that transformers has by now.
     register = AutoConfig.register
-    AutoConfig.register = staticmethod(
+    AutoConfig.register = staticmethod(  # type: ignore[method-assign]
         lambda model_type, config, exist_ok=False: register(model_type, config, exist_ok=True)
     )
     # 0.17.1 asks for these when it is imported, and torch 2.13 has them elsewhere.

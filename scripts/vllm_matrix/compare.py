@@ -25,6 +25,8 @@ def differences(session: Path, seen: dict[str, Any]) -> Iterator[str]:
     for what, told, counted in _pairs(session, seen):
         if told != counted:
             yield f"{what}: {_difference(told, counted)}"
+    if seen["cached"]:
+        yield from _contents(_requests(session), seen["prompts"])
 
 
 def _metadata(metadata: dict[str, Any]) -> Iterator[str]:
@@ -39,6 +41,23 @@ def _metadata(metadata: dict[str, Any]) -> Iterator[str]:
         yield f"dropped events: {metadata['dropped_events']}"
     if not metadata["complete"]:
         yield "the session is not complete"
+
+
+def _contents(requests: list[dict[str, Any]], prompts: dict[str, list[str]]) -> Iterator[str]:
+    """Two blocks of prompts have the same content id just where they hold the same."""
+    there: dict[int, str] = {}
+    back: dict[str, int] = {}
+    for row in requests:
+        name = row["request_id"]
+        prefixes, ids = prompts[name], row["hash_ids"]
+        if len(ids) not in (len(prefixes), len(prefixes) + 1):
+            yield f"hash_ids: {len(ids)} for {len(prefixes)} full blocks of {name}"
+            return
+        for content, prefix in zip(ids, prefixes, strict=False):
+            same = there.setdefault(content, prefix), back.setdefault(prefix, content)
+            if same != (prefix, content):
+                yield f"hash_ids: {content} of {name} stands for another content elsewhere"
+                return
 
 
 def _pairs(session: Path, seen: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -13,6 +13,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 State = tuple[int, int, int, float]
@@ -110,24 +112,25 @@ class Watch:
 
 def _observed(attribute: Any, name: str, changed: Callable[[Any, Any, Any], None]) -> property:
     """A property in the place of a field of a dataclass, with slots or without."""
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
     if inspect.ismemberdescriptor(attribute):
         read, write = attribute.__get__, attribute.__set__
     else:
-
-        def read(block: Any) -> Any:
-            return block.__dict__.get(name, attribute)
-
-        def write(block: Any, value: Any) -> None:
-            block.__dict__[name] = value
+        read, write = attrgetter(f"_seen_{name}"), partial(_set, f"_seen_{name}")
 
     def update(block: Any, value: Any) -> None:
         try:
             before = read(block)
         except AttributeError:
-            # A slot that was never written: the block is being made.
+            # It was never written: the block is being made.
             before = value
         write(block, value)
         if value != before:
             changed(block, before, value)
 
     return property(read, update)
+
+
+def _set(name: str, block: Any, value: Any) -> None:
+    setattr(block, name, value)

@@ -15,6 +15,7 @@ import os
 import sys
 import traceback
 from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -35,13 +36,15 @@ class Run:
 
     ``steps`` has scheduled tokens and scheduled requests of each step that scheduled any.
     ``hits`` has by request the tokens that its first admission did not have to compute, and
-    ``outputs`` those of its answer.
+    ``outputs`` those of its answer. ``prompts`` stand by request for what its prompt's full
+    blocks hold, each with all that comes before it.
     """
 
     steps: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     hits: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
+    prompts: dict[str, list[str]] = field(default_factory=dict)
 
 
 def main(arguments: list[str]) -> int:
@@ -77,6 +80,7 @@ def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any] | None:
     arrivals = trace_requests(adapt.RequestMaker(), max_model_len=SHORT_TOKENS)
     pending = [request for _, request in islice(arrivals, case.requests)]
     run.hits = {request.request_id: 0 for request in pending}
+    run.prompts = {request.request_id: _prefixes(request.prompt_token_ids) for request in pending}
     for request in pending:
         scheduler.add_request(request)
     step = 0
@@ -93,6 +97,12 @@ def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any] | None:
         | asdict(run)
         | asdict(watch.counts)
     )
+
+
+def _prefixes(tokens: list[int]) -> list[str]:
+    """A digest of the tokens up to the end of each full block."""
+    ends = range(adapt.BLOCK_SIZE, len(tokens) + 1, adapt.BLOCK_SIZE)
+    return [blake2b(repr(tokens[:end]).encode(), digest_size=8).hexdigest() for end in ends]
 
 
 def _step(scheduler: Any, run: Run, watch: Watch) -> None:

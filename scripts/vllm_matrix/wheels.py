@@ -95,7 +95,7 @@ def _extract(address: str, folder: Path) -> None:
 
 def _extract_from(wheel: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder, list(filter(_is_wanted, archive.namelist())))
+        archive.extractall(folder, [name for name in archive.namelist() if _is_wanted(name)])
 
 
 def _is_wanted(name: str) -> bool:

@@ -3,7 +3,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-cuda lint bench
+.PHONY: help env demo test test-cuda lint matrix bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -26,6 +26,9 @@ lint: env ## check style (ruff) and types (mypy)
 	@'$(RUN)' -m ruff check
 	@'$(RUN)' -m ruff format --check
 	@'$(RUN)' -m mypy
+
+matrix: env ## check the tables on many vLLM releases (network): docs/releases.md; ARGS=--quick for eight
+	@'$(RUN)' -m scripts.vllm_matrix $(ARGS)
 
 bench: env ## measure what profiling costs, against the targets; ARGS='loop journal' for some, ARGS=--help lists them
 	@'$(RUN)' -m benchmarks $(ARGS)

@@ -99,6 +99,18 @@ def test_what_metadata_says_is_found(
     assert what in line
 
 
+def test_a_content_id_that_stands_for_two_contents_is_found(
+    result: Result, scratch: Path, tmp_path: Path
+) -> None:
+    session, seen = copy_of(scratch / "cached", tmp_path)
+    path = session / "requests.jsonl"
+    requests = [json.loads(line) for line in path.read_text().splitlines()]
+    requests[1]["hash_ids"][0] = requests[0]["hash_ids"][1]
+    path.write_text("\n".join(map(json.dumps, requests)))
+    (line,) = differences(session, seen)
+    assert line.startswith("hash_ids: ")
+
+
 def copy_of(case: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
     """A copy of a case's session, which the counts fit, and the counts."""
     (session,) = case.glob("session_*")

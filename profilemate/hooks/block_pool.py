@@ -110,7 +110,8 @@ def _watch_free_blocks(
     original, this = required_method(pool, "free_blocks"), reference(pool)
     now, log = time.monotonic_ns, recorder.log
 
-    def free_blocks(ordered_blocks: Iterable[Any]) -> Any:
+    # vLLM 0.23 also says on which side of the queue they go.
+    def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         freer = context.request
         if tabled and freer:
             try:
@@ -118,14 +119,14 @@ def _watch_free_blocks(
             except Exception as error:
                 recorder.fail("free_blocks", error)
                 count = 0
-            result = original(this(), ordered_blocks)
+            result = original(this(), ordered_blocks, *args, **kwargs)
             if count:
                 log.ops.append(Op.RELEASE)
                 log.times.append(now())
                 log.numbers.extend((freer - 1, count))
             return result
         blocks, given = _walkable(ordered_blocks)
-        result = original(this(), given)
+        result = original(this(), given, *args, **kwargs)
         try:
             if not alone:
                 # vLLM hands another pool's blocks over to that pool's own free_blocks.

@@ -7,7 +7,6 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -96,11 +95,15 @@ class Requests:
 
 def hashes_of(manager: Any) -> Callable[[Any], Sequence[bytes]]:
     """What tells the hashes of a request's full blocks, as the KV cache manager has them."""
-    # Up to vLLM 0.10.1 it keeps them itself, from 0.10.2 on the request does.
+    # Up to vLLM 0.10.0 it keeps them itself, from 0.10.1 on the request does.
     kept = getattr(manager, "req_to_block_hashes", None)
-    if kept is None:
-        return attrgetter("block_hashes")
-    return lambda request: list(map(hash_bytes, kept.get(request.request_id, ())))
+
+    def hashes(request: Any) -> Sequence[Any]:
+        found = request.block_hashes if kept is None else kept.get(request.request_id, ())
+        numbers = bool(found) and isinstance(found[0], tuple)
+        return list(map(hash_bytes, found)) if numbers else found
+
+    return hashes
 
 
 def hash_bytes(block_hash: Any) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -33,7 +34,6 @@ def build_scheduler(
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.structured_output import StructuredOutputManager
 
     arguments = {
         "model": str(model),
@@ -70,12 +70,21 @@ def build_scheduler(
     arguments = {
         "vllm_config": config,
         "kv_cache_config": KVCacheConfig(**known(KVCacheConfig, cache)),
-        "structured_output_manager": StructuredOutputManager(config),
+        "structured_output_manager": _structured_output_manager(config),
         "log_stats": True,
         "block_size": BLOCK_SIZE,
         "hash_block_size": BLOCK_SIZE,
     }
     return Scheduler(**known(Scheduler, arguments))
+
+
+def _structured_output_manager(config: Any) -> Any:
+    import vllm.v1.structured_output as module
+
+    # 0.9.0 makes a tokenizer, whatever it is told, and not as transformers has them by now.
+    no_tokenizer = SimpleNamespace(get_lora_tokenizer=lambda lora: None)
+    module.init_tokenizer_from_configs = lambda *_, **__: no_tokenizer
+    return module.StructuredOutputManager(config)
 
 
 def full_attention() -> Any:

@@ -33,6 +33,8 @@ def _metadata(metadata: dict[str, Any]) -> Iterator[str]:
     (process,) = metadata["processes"]
     for name, hook in (process["hooks_missing"] | process["hooks_failed"]).items():
         yield f"hook {name}: {hook}"
+    for name, gives in process["methods"]["missing"].items():
+        yield f"method {name} is missing: {gives}"
     if process["problem"]:
         yield f"journal: {process['problem']}"
     if process["mismatches"]:

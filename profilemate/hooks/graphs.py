@@ -7,6 +7,7 @@ is told what it belongs to when it is captured, so that a replay has only to cou
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections.abc import Callable
@@ -214,6 +215,7 @@ def watch(graphs: Graphs, graph_class: Any) -> None:
 
     Raises:
         AttributeError: the class does not have the methods that are watched.
+        TypeError: its replay takes more than the graph, so that a call could fail.
 
     """
     if _watching:
@@ -242,6 +244,8 @@ _hooked: dict[str, tuple[Method, Method]] = {}
 def _hook(graph_class: Any, timer: GpuTimer | None) -> dict[str, tuple[Method, Method]]:
     originals = {name: getattr(graph_class, name) for name in ("capture_begin", "capture_end")}
     replay = graph_class.replay
+    if len(inspect.signature(replay).parameters) != 1:
+        raise TypeError(f"{replay.__qualname__} takes {inspect.signature(replay)}")
     ours = {
         "capture_begin": _begin(originals["capture_begin"]),
         "capture_end": _end(originals["capture_end"]),

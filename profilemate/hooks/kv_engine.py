@@ -89,7 +89,11 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         recorder.fail("attaching", error)
         recorder.close()
         return
-    owners = {"BlockPool": pools, "KVCacheManager": [manager], "Scheduler": [scheduler]}
+    owners = {
+        targets.POOL: pools,
+        targets.MANAGER: [manager],
+        targets.SCHEDULER: [scheduler],
+    }
     recorder.status(methods=targets.told(owners, facts.versions()["vllm"] or ""))
     weakref.finalize(scheduler, recorder.close)
     launch.start(place.directory)

@@ -40,59 +40,60 @@ class Target:
     since: str = ""
 
 
-_POOL = "vllm.v1.core.block_pool", "BlockPool"
-_MANAGER = "vllm.v1.core.kv_cache_manager", "KVCacheManager"
-_SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
-_WORKER = "vllm.v1.worker.gpu_worker", "Worker"
-_RUNNER = "vllm.v1.worker.gpu_model_runner", "GPUModelRunner"
-_RUNNER_V2 = "vllm.v1.worker.gpu.model_runner", "GPUModelRunner"
-_GRAPH = "torch.cuda", "CUDAGraph"
+POOL = "vllm.v1.core.block_pool", "BlockPool"
+MANAGER = "vllm.v1.core.kv_cache_manager", "KVCacheManager"
+SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
+WORKER = "vllm.v1.worker.gpu_worker", "Worker"
+RUNNER = "vllm.v1.worker.gpu_model_runner", "GPUModelRunner"
+RUNNER_V2 = "vllm.v1.worker.gpu.model_runner", "GPUModelRunner"
+GRAPH = "torch.cuda", "CUDAGraph"
+"""Classes whose methods are watched: module and name."""
 
 TARGETS: tuple[Target, ...] = (
-    Target(*_POOL, "get_new_blocks", "allocations and evictions", True),
-    Target(*_POOL, "touch", "reuse", True),
-    Target(*_POOL, "free_blocks", "frees", True),
-    Target(*_POOL, "cache_full_blocks", "what becomes reusable", True),
-    Target(*_POOL, "get_num_free_blocks", "usage", True),
-    Target(*_POOL, "reset_prefix_cache", "resets of the prefix cache"),
-    Target(*_POOL, "evict_blocks", "explicit evictions", since="0.13"),
-    Target(*_POOL, "cache_partial_block", "contents that end inside a block", since="0.24"),
-    Target(*_POOL, "move_block_hashes", "contents that move to another block", since="0.26"),
-    Target(*_POOL, "unpin_blocks", "frees of pinned blocks", since="0.30"),
-    Target(*_MANAGER, "free", "who gave blocks up, and preemptions", True),
-    Target(*_MANAGER, "get_computed_blocks", "prefix-cache lookups"),
+    Target(*POOL, "get_new_blocks", "allocations and evictions", True),
+    Target(*POOL, "touch", "reuse", True),
+    Target(*POOL, "free_blocks", "frees", True),
+    Target(*POOL, "cache_full_blocks", "what becomes reusable", True),
+    Target(*POOL, "get_num_free_blocks", "usage", True),
+    Target(*POOL, "reset_prefix_cache", "resets of the prefix cache"),
+    Target(*POOL, "evict_blocks", "explicit evictions", since="0.13"),
+    Target(*POOL, "cache_partial_block", "contents that end inside a block", since="0.24"),
+    Target(*POOL, "move_block_hashes", "contents that move to another block", since="0.26"),
+    Target(*POOL, "unpin_blocks", "frees of pinned blocks", since="0.30"),
+    Target(*MANAGER, "free", "who gave blocks up, and preemptions", True),
+    Target(*MANAGER, "get_computed_blocks", "prefix-cache lookups"),
     Target(
-        *_MANAGER,
+        *MANAGER,
         "get_computed_blocks_for_connector",
         "lookups of hybrid models with a connector",
         since="0.27.1",
     ),
-    Target(*_MANAGER, "pop_blocks_for_free", "blocks that are parked", since="0.24"),
-    Target(*_SCHEDULER, "schedule", "steps", True),
-    Target(*_SCHEDULER, "update_from_output", "first tokens, and usage between steps", True),
-    Target(*_SCHEDULER, "add_request", "arrivals", True),
-    Target(*_SCHEDULER, "_free_request", "ends of requests", True),
-    Target(*_SCHEDULER, "finish_requests", "aborts", True),
-    Target(*_GRAPH, "capture_begin", "captures of CUDA graphs", True),
-    Target(*_GRAPH, "capture_end", "captures of CUDA graphs", True),
-    Target(*_GRAPH, "replay", "replays of CUDA graphs", True),
-    Target(*_RUNNER, "execute_model", "executions", True),
-    Target(*_RUNNER, "_dummy_run", "which executions are dummies"),
+    Target(*MANAGER, "pop_blocks_for_free", "blocks that are parked", since="0.24"),
+    Target(*SCHEDULER, "schedule", "steps", True),
+    Target(*SCHEDULER, "update_from_output", "first tokens, and usage between steps", True),
+    Target(*SCHEDULER, "add_request", "arrivals", True),
+    Target(*SCHEDULER, "_free_request", "ends of requests", True),
+    Target(*SCHEDULER, "finish_requests", "aborts", True),
+    Target(*GRAPH, "capture_begin", "captures of CUDA graphs", True),
+    Target(*GRAPH, "capture_end", "captures of CUDA graphs", True),
+    Target(*GRAPH, "replay", "replays of CUDA graphs", True),
+    Target(*RUNNER, "execute_model", "executions", True),
+    Target(*RUNNER, "_dummy_run", "which executions are dummies"),
     Target(
-        *_RUNNER,
+        *RUNNER,
         "_determine_batch_execution_and_padding",
         "padding of batches that run eagerly",
         since="0.12",
     ),
-    Target(*_RUNNER, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
-    Target(*_RUNNER, "capture_model", "graph memory as vLLM finds it"),
-    Target(*_RUNNER_V2, "execute_model", "executions", True, since="0.12"),
-    Target(*_RUNNER_V2, "_dummy_run", "which executions are dummies", since="0.12"),
-    Target(*_RUNNER_V2, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
-    Target(*_RUNNER_V2, "capture_model", "graph memory as vLLM finds it", since="0.12"),
-    Target(*_WORKER, "determine_available_memory", "memory at start-up"),
-    Target(*_WORKER, "initialize_from_config", "memory of the KV cache"),
-    Target(*_WORKER, "compile_or_warm_up_model", "which executions are warm-up"),
+    Target(*RUNNER, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
+    Target(*RUNNER, "capture_model", "graph memory as vLLM finds it"),
+    Target(*RUNNER_V2, "execute_model", "executions", True, since="0.12"),
+    Target(*RUNNER_V2, "_dummy_run", "which executions are dummies", since="0.12"),
+    Target(*RUNNER_V2, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
+    Target(*RUNNER_V2, "capture_model", "graph memory as vLLM finds it", since="0.12"),
+    Target(*WORKER, "determine_available_memory", "memory at start-up"),
+    Target(*WORKER, "initialize_from_config", "memory of the KV cache"),
+    Target(*WORKER, "compile_or_warm_up_model", "which executions are warm-up"),
 )
 
 
@@ -112,11 +113,11 @@ def expected(version: str) -> list[Target]:
     return [target for target in TARGETS if not numbers or numbers >= release(target.since)]
 
 
-def told(owners: Mapping[str, Sequence[Any]], version: str) -> dict[str, Any]:
+def told(owners: Mapping[tuple[str, str], Sequence[Any]], version: str) -> dict[str, Any]:
     """What became of the targets on the objects that run.
 
     Args:
-        owners: by the name of a target's class, the objects that stand for it.
+        owners: by a target's class, the objects that stand for it.
         version: vLLM's.
 
     Returns:
@@ -126,7 +127,7 @@ def told(owners: Mapping[str, Sequence[Any]], version: str) -> dict[str, Any]:
     attached: set[str] = set()
     missing: dict[str, str] = {}
     for target in expected(version):
-        for instance in owners.get(target.owner, ()):
+        for instance in owners.get((target.module, target.owner), ()):
             name = f"{type(instance).__qualname__}.{target.method}"
             method = getattr(instance, target.method, None)
             if method is None:

@@ -96,7 +96,11 @@ def _watch(worker: Any, settings: config.Config) -> None:
         recorder.fail("attaching", error)
         recorder.close()
         return
-    owners = {"Worker": [worker], "GPUModelRunner": [worker.model_runner]}
+    is_v2 = described["cuda_graphs"]["runner"] == "V2"
+    owners = {
+        targets.WORKER: [worker],
+        targets.RUNNER_V2 if is_v2 else targets.RUNNER: [worker.model_runner],
+    }
     recorder.status(methods=targets.told(owners, described["versions"]["vllm"] or ""))
     weakref.finalize(worker, _close, recorded)
     launch.start(place.directory)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told of the methods that are watched, on objects of vLLM's shape."""
+
+from __future__ import annotations
+
+from profilemate.hooks import targets
+from profilemate.hooks.instances import put
+
+
+class Elastic:
+    """A pool that a plugin made, without a way to evict blocks by order."""
+
+    def touch(self, blocks: list[int]) -> None: ...
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+
+def test_attached_and_missing() -> None:
+    pool = Elastic()
+    undo = put(pool, "touch", lambda blocks: None)
+    told = targets.told({targets.POOL: [pool]}, "0.23.0")
+    assert told["attached"] == ["Elastic.touch"]
+    # What is there and not watched is neither; partial blocks came later than this release.
+    assert told["missing"]["Elastic.evict_blocks"] == "explicit evictions"
+    assert "Elastic.reset_prefix_cache" not in told["missing"]
+    assert "Elastic.cache_partial_block" not in told["missing"]
+    assert "Elastic.cache_partial_block" in targets.told({targets.POOL: [pool]}, "0.24")["missing"]
+    undo()
+    assert targets.told({targets.POOL: [pool]}, "0.23.0")["attached"] == []
+
+
+def test_each_model_runner_has_its_own() -> None:
+    class GPUModelRunner: ...
+
+    first = targets.told({targets.RUNNER: [GPUModelRunner()]}, "0.33.0")["missing"]
+    second = targets.told({targets.RUNNER_V2: [GPUModelRunner()]}, "0.33.0")["missing"]
+    only_first = {name.rpartition(".")[2] for name in first.keys() - second.keys()}
+    assert only_first == {"_determine_batch_execution_and_padding"}

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,3 +71,14 @@ def cache() -> Path:
     if folder.is_symlink() or info.st_uid != os.getuid():
         raise BenchmarkError(f"{folder} is not a folder of yours: set TMPDIR to one that is")
     return folder
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Python's garbage collector would stop one side for what both left behind."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -16,7 +16,6 @@ CPU time of the thread the median counts. The whole is repeated for its spread.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import random
 import tempfile
@@ -115,7 +114,7 @@ def _compare(sides: tuple[Any, Any], pairs: int, seed: int, pause_sec: float = 0
     size = 1 if pause_sec else IN_BATCH[len(sides[0].graphs)]
     order = [0, 1]
     times: tuple[list[int], list[int]] = ([], [])
-    with _no_collection():
+    with environment.no_collection():
         for _ in range(pairs):
             draw.shuffle(order)
             for index in order:
@@ -261,17 +260,6 @@ def _in_journal(journal: Path) -> tuple[int, int]:
                     replayed += sum(event[4] for event in executed)
     reader.close()
     return number, replayed
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python's garbage collector would stop one side for what both left behind."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 if __name__ == "__main__":

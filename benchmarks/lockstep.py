@@ -11,12 +11,12 @@ import gc
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import no_collection
 from benchmarks.result import BenchmarkError
 from tests.support.scheduler import RequestMaker, answer, build_scheduler, tokens
 
@@ -113,9 +113,9 @@ def _run(
     schedulers: list[Any] = [None, None]
     for index in order:
         schedulers[index] = _build(model, load, sides[index])
-    with _no_collection():
+    with no_collection():
         adds = _add(schedulers, prompts, order, draw)
-    with _no_collection():
+    with no_collection():
         steps, collected = _step(schedulers, sides, order, draw)
     for side, scheduler in zip(sides, schedulers, strict=True):
         side.end(scheduler)
@@ -187,14 +187,3 @@ def _step(
                 f"the other: the instrument changed what vLLM does"
             )
     return times, collected
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python's garbage collector would stop one side for what both left behind."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

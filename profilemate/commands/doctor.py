@@ -151,12 +151,12 @@ def _vllm() -> Iterator[Finding]:
         yield Finding("vLLM", "bad", str(error), "run this with the Python that runs vLLM")
         return
     yield _release(told["version"])
-    yield Finding("Device", "good", str(told["worker"] or "not known"))
+    yield Finding("Device", "good", str(told["device"] or "not known"))
     owners: dict[str, list[dict[str, Any]]] = {}
     for target in told["targets"]:
         owners.setdefault(target["owner"], []).append(target)
     for owner, targets in owners.items():
-        finding = _owner(owner, targets, str(told["worker"]))
+        finding = _owner(owner, targets, str(told["device"]))
         if finding is not None:
             yield finding
 

@@ -8,12 +8,12 @@ import sys
 import weakref
 from typing import Any
 
-from profilemate import config, hooks, session
+from profilemate import config, session
 from profilemate.collector import launch
 from profilemate.hooks import block_pool, facts, kv_cache_manager, steps, targets
+from profilemate.hooks.producers import open_journal
 from profilemate.hooks.requests import Requests, hashes_of
 from profilemate.messages import give_up, say
-from profilemate.recorder import Recorder
 
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -43,21 +43,10 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
     pools = _pools(manager)
     rank = facts.engine_rank(scheduler.vllm_config)
     described = facts.describe(scheduler, pools)
-    name = session.ensure_name(os.environ)
-    place = session.claim(settings.directory, name, f"engine{rank}")
-    header = {
-        "producer": "engine",
-        "rank": rank,
-        "pid": os.getpid(),
-        "start": session.process_start(os.getpid()),
-        "hooks": [status._asdict() for status in hooks.status()],
-        **described,
-    }
-    recorder = Recorder(place.fd, header, f"engine {rank}")
-    if not recorder.active:
-        recorder.close()
-        place.journal.unlink(missing_ok=True)
+    opened = open_journal(settings, "engine", rank, described)
+    if opened is None:
         return
+    place, recorder = opened
     tabled = facts.is_tabled(scheduler, pools)
     requests = Requests(
         recorder,

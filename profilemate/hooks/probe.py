@@ -51,11 +51,11 @@ def probe() -> dict[str, Any]:
         has_it = method is not None
         row["state"] = "found" if has_it else "missing" if target in known else "not expected"
         found.append(row)
-    return {"version": version, "worker": _worker_class(), "targets": found}
+    return {"version": version, "device": _device(), "targets": found}
 
 
-def _worker_class() -> str | None:
-    """The class that the platform's workers have."""
+def _device() -> str | None:
+    """The kind of device that this vLLM is for."""
     try:
         platform = importlib.import_module("vllm.platforms").current_platform
         return str(platform.device_type)

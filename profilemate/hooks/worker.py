@@ -11,11 +11,12 @@ from typing import Any
 
 import wrapt
 
-from profilemate import config, hooks, session
+from profilemate import config, session
 from profilemate.collector import launch
 from profilemate.hooks import executions, graphs, targets, worker_facts
 from profilemate.hooks.gpu_timer import GpuTimer
 from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.producers import open_journal
 from profilemate.messages import give_up, say
 from profilemate.recorder import WORKER_FLUSH_NS, Recorder
 
@@ -69,22 +70,15 @@ def watch(worker: Any) -> None:
 
 def _watch(worker: Any, settings: config.Config) -> None:
     described = worker_facts.describe(worker)
-    name = session.ensure_name(os.environ)
-    place = session.claim(settings.directory, name, f"worker{described['rank']}")
     header = {
-        "producer": "worker",
-        "pid": os.getpid(),
-        "start": session.process_start(os.getpid()),
-        "hooks": [status._asdict() for status in hooks.status()],
         "gpu_interval_sec": settings.gpu_interval_sec,
         "gpu_timing": settings.gpu_timing,
         **described,
     }
-    recorder = Recorder(place.fd, header, f"worker {described['rank']}", WORKER_FLUSH_NS)
-    if not recorder.active:
-        recorder.close()
-        place.journal.unlink(missing_ok=True)
+    opened = open_journal(settings, "worker", described["rank"], header, WORKER_FLUSH_NS)
+    if opened is None:
         return
+    place, recorder = opened
     cuda = sys.modules["torch"].cuda
     recorded = graphs.Graphs(recorder, GpuTimer(cuda) if settings.gpu_timing else None)
     try:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open the journal of what is watched in this process: an engine or a worker."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from profilemate import config, hooks, session
+from profilemate.recorder import FLUSH_NS, Recorder
+
+
+def open_journal(
+    settings: config.Config,
+    producer: str,
+    rank: int,
+    described: dict[str, Any],
+    flush_ns: int = FLUSH_NS,
+) -> tuple[session.Place, Recorder] | None:
+    """Where this producer writes, and what it records into; None where the disk has no room.
+
+    Args:
+        settings: as the environment has them.
+        producer: ``engine`` or ``worker``.
+        rank: among those of its kind.
+        described: what the journal's header says of it besides.
+        flush_ns: the least time between writes.
+
+    Raises:
+        SessionError: the session's folder cannot be used.
+
+    """
+    name = session.ensure_name(os.environ)
+    place = session.claim(settings.directory, name, f"{producer}{rank}")
+    header = {
+        "producer": producer,
+        "rank": rank,
+        "pid": os.getpid(),
+        "start": session.process_start(os.getpid()),
+        "hooks": [status._asdict() for status in hooks.status()],
+        **described,
+    }
+    recorder = Recorder(place.fd, header, f"{producer} {rank}", flush_ns)
+    if recorder.active:
+        return place, recorder
+    recorder.close()
+    place.journal.unlink(missing_ok=True)
+    return None

@@ -1,5 +1,9 @@
-# The environment: VENV=folder puts it elsewhere, PYTHON=python3.12 picks the Python for it.
+# The environment: VENV=folder puts it elsewhere, PYTHON=python3.12 picks the Python for it,
+# VLLM=0.30.0 another release of vLLM.
 VENV ?= .venv
+VLLM ?=
+# How many tests run at once.
+JOBS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
@@ -10,13 +14,13 @@ help: ## list the targets
 
 env: ## make or update the environment: vLLM for CPUs, torch, the tools (some minutes, once)
 	@python=$$(PYTHON='$(PYTHON)' sh scripts/find-python.sh) && \
-	"$$python" scripts/environment.py '$(VENV)'
+	"$$python" scripts/environment.py '$(VENV)' $(VLLM)
 
 demo: env ## profile a tiny model on a real vLLM server and show the analysis (no GPU needed)
 	@'$(RUN)' demo/run.py
 
 test: env ## run the tests; ARGS='-k name' goes to pytest
-	@'$(RUN)' -m pytest $(ARGS)
+	@'$(RUN)' -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-cuda: env ## run the tests of vLLM's CUDA build, under CUDA_RUN='a command with a GPU': docs/cuda.md
 	@test -n '$(CUDA_RUN)' || { echo "say CUDA_RUN='a command under which python has vLLM and a GPU'" >&2; exit 2; }

@@ -191,6 +191,9 @@ def _process_warnings(process: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: hook {hook} is not attached: {reason}"
     for hook, reason in part(process, "hooks_failed").items():
         yield f"{name}: {hook} failed ({reason}); what came after it is missing"
+    for lost in part(process, "lost"):
+        told = part(part(process, "lost"), lost)
+        yield f"{name}: not recorded to the end: {told.get('tables')} ({told.get('reason')})"
 
 
 _ALWAYS = (

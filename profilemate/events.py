@@ -103,7 +103,21 @@ class Op(IntEnum):
     REPLAY = 28
     """CUDA graphs were replayed that are no part of an execution: entry (0: unknown), graphs, ns to
     launch them, ns on the GPU + 1 (0: not measured). 1 time."""
+    LOST = 29
+    """A part of the recording ended before the rest: its place in ``PARTS``. 1 time."""
 
+
+PARTS = {
+    "blocks": "kv_cache_usage.csv, kv_cache_allocations.csv and kv_cache_evictions.csv",
+    "frees": "preemptions",
+    "lookups": "prefix_cache_lookups.csv, the hits of requests.jsonl, and who reused blocks",
+    "requests": "requests.jsonl, and how many requests each step finished",
+    "updates": "first tokens, and the pool after each step's results, told of the next step",
+    "graphs": "the cuda_graph tables",
+    "executions": "cuda_graph_timeline.csv",
+}
+"""What of a recording can end alone, and what is told by it. The journal names a part by its place,
+so new ones come last."""
 
 REASONS = ("stop", "length", "abort", "error", "repetition", "other")
 """Why a request ended, in vLLM's words; a reason that is not here is the last."""

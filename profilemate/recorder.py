@@ -14,13 +14,13 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
 
 from profilemate import journal
-from profilemate.events import Columns, Op
+from profilemate.events import PARTS, Columns, Op
 from profilemate.journal import Kind
 from profilemate.messages import say
 
@@ -143,6 +143,21 @@ class Recorder:
         self.status(failed={where: reason})
         self._stop()
         say(f"{self.name}: recording stopped, {where} failed ({reason}); vLLM goes on")
+
+    def lose(self, parts: Iterable[str], where: str, error: BaseException) -> None:
+        """Go on without these parts, whose hooks are gone and left no half event in the log."""
+        if self._stopped:
+            return
+        reason = f"{where}: {type(error).__name__}: {error}"
+        lost = {}
+        for part in parts:
+            self.log.ops.append(Op.LOST)
+            self.log.times.append(time.monotonic_ns())
+            self.log.numbers.append(list(PARTS).index(part))
+            lost[part] = {"tables": PARTS[part], "reason": reason}
+        self.status(lost=lost)
+        tables = "; ".join(PARTS[part] for part in lost)
+        say(f"{self.name}: no longer recorded: {tables} ({reason}). The rest is, and vLLM goes on")
 
     def close(self) -> None:
         """End the journal in good order."""

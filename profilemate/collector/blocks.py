@@ -124,6 +124,13 @@ class Pool:
                 last.append(block)
         return self.free(last, owner, time)
 
+    def share_less(self, blocks: Iterable[int]) -> None:
+        """One of several holders of each of these let go."""
+        holders = self._holders
+        for block in blocks:
+            if holders[block] > 1:
+                holders[block] -= 1
+
     def free(self, blocks: Iterable[int], owner: str, time: int) -> list[int]:
         """The last holder of each of these let go; returns those that were held."""
         holders, lives, contents = self._holders, self._lives, self.contents

@@ -167,6 +167,7 @@ _READERS: dict[int, Callable[[_Frame, int], Event]] = {
     Op.BATCH: lambda f, _: (f.time(), f.number(), f.raw(f.number())),
     Op.EXECUTION: lambda f, _: (f.time(), *f.numbers(7)),
     Op.REPLAY: lambda f, _: (f.time(), *f.numbers(4)),
+    Op.LOST: lambda f, _: (f.time(), f.number()),
 }
 """How to take each op's event from a frame's columns, given its pool: what has a time begins with
 it (with both, a step; with its end, a capture), and what has a pool follows with that."""

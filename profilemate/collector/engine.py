@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -16,12 +16,13 @@ from profilemate.collector.requests import Finish, Request, parse_request, prefi
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
-from profilemate.events import REASONS, Op
+from profilemate.events import PARTS, REASONS, Op
 
 _ONCE_SHIFT = 32
 
 _REQUEST, _MOVE = int(Op.REQUEST), int(Op.MOVE)
 _STEP, _REPEAT = int(Op.STEP), int(Op.REPEAT)
+_LOST = int(Op.LOST)
 
 
 class Engine:
@@ -47,6 +48,8 @@ class Engine:
         """What vLLM divides by to tell each pool's usage."""
         self._group_pools = [group["pool"] for group in header["groups"]]
         self._totals = totals
+        self._lost: set[str] = set()
+        self._handlers = _HANDLERS
         self._requests: dict[int, Request] = {}
         self._finished: list[tuple[Request, Finish, list[str], list[str], list[str]]] = []
         self._lookups = Lookups(self._write_lookup)
@@ -88,12 +91,16 @@ class Engine:
         if _REQUEST in ops:
             for time, number, blob in told(episode, _REQUEST):
                 self._requests[number] = parse_request(number, blob, time)
-        self._owners, mismatches = settle(
-            episode, self._requests, self._group_pools, len(self._pools)
-        )
-        self.mismatches += mismatches
+        if _LOST in ops:
+            self._lose(list(PARTS)[place] for _, place in told(episode, _LOST))
+        if "blocks" not in self._lost:
+            self._owners, mismatches = settle(
+                episode, self._requests, self._group_pools, len(self._pools)
+            )
+            self.mismatches += mismatches
+        handlers = self._handlers
         for op, event in zip(ops, events, strict=True):
-            _HANDLERS[op](self, *event)
+            handlers[op](self, *event)
         if self._finished:
             self._write_finished()
         self.last_ns = episode.time or self.last_ns
@@ -102,6 +109,16 @@ class Engine:
         """Nothing more comes: write what is still open."""
         self._lookups.close_all(self._requests)
         self._steps.close()
+
+    def _lose(self, parts: Iterable[str]) -> None:
+        """These parts of the recording end here."""
+        self._lost.update(parts)
+        if "blocks" in self._lost:
+            self._handlers = {**_HANDLERS, **dict.fromkeys(_OF_BLOCKS, _ignore)}
+            self._totals.lose_blocks()
+        self._lookups.preemptions_lost = "frees" in self._lost
+        self._steps.counts_preempted = "frees" not in self._lost
+        self._steps.counts_finished = "requests" not in self._lost
 
     def _cell(self, number: int) -> str:
         request = self._requests.get(number)
@@ -154,6 +171,7 @@ class Engine:
     def _free(self, time: int, pool: int, freer: int, last: list[int], shared: list[int]) -> None:
         request = self._requests.get(freer - 1) if freer else None
         cell = request.cell if request else self._unpark(last + shared)
+        self._pools[pool].share_less(shared)
         released = self._pools[pool].free(last, cell, time)
         self._given_up(time, pool, request, last + shared, released)
 
@@ -242,6 +260,9 @@ class Engine:
         contents: list[str],
         reason: int,
     ) -> None:
+        if "requests" in self._lost:
+            self._forget(number)
+            return
         request = self._requests[number]
         # vLLM counts from 0 again after a preemption.
         computed = max(computed, request.preempted_tokens)
@@ -255,6 +276,11 @@ class Engine:
         request.freed_blocks = 0
         self._finished.append((request, finish, prompt_ids, output_ids, prefixes))
 
+    def _forget(self, number: int) -> None:
+        request = self._requests.pop(number, None)
+        if request is not None:
+            self._lookups.ended(request)
+
     def _park(self, number: int, blocks: list[int]) -> None:
         self._take_away(self._requests.get(number), blocks)
 
@@ -266,8 +292,11 @@ class Engine:
         if len(self._pools) == 1:
             # Blocks of several pools come back apart, and no longer look like these.
             self._parked.append((request.cell if request else "", sorted(blocks)))
-        if request is not None and request.freed_blocks is not None:
-            request.freed_blocks += self._pools[0].count(blocks)
+        if request is not None:
+            # Of a preempted request, too: these come back as blocks, and no longer as its own.
+            request.leaving = []
+            if request.freed_blocks is not None:
+                request.freed_blocks += self._pools[0].count(blocks)
 
     def _unpark(self, blocks: list[int]) -> str:
         """Cell of the request whose blocks these were when they were parked, or empty."""
@@ -340,6 +369,7 @@ class Engine:
                     prompt_ids,
                     output_ids,
                     prefixes,
+                    self._lost,
                 )
             )
             self._totals.requests += 1
@@ -347,6 +377,8 @@ class Engine:
         self._finished.clear()
 
     def _write_usage(self, time: int, running: int, waiting: int, free_counts: list[int]) -> None:
+        if "blocks" in self._lost:
+            return
         for number, (pool, free) in enumerate(zip(self._pools, free_counts, strict=True)):
             held = pool.num_held
             self.mismatches += free != pool.total - held
@@ -406,7 +438,7 @@ class Engine:
 
 
 def _ignore(engine: Engine, *event: Any) -> None:
-    """What arrives and who got what has been read before."""
+    """What has been read before, or what no longer counts."""
 
 
 _HANDLERS: dict[int, Callable[..., None]] = {
@@ -433,5 +465,21 @@ _HANDLERS: dict[int, Callable[..., None]] = {
     Op.REQUEST: _ignore,
     Op.ASSIGN: _ignore,
     Op.TABLE: _ignore,
+    Op.LOST: _ignore,
 }
 """What is called with each event of an episode in turn."""
+
+_OF_BLOCKS = (
+    Op.ALLOCATE,
+    Op.REUSE,
+    Op.FREE,
+    Op.RELEASE,
+    Op.CACHE,
+    Op.CACHE_LIST,
+    Op.EVICT,
+    Op.RESET,
+    Op.MOVE,
+    Op.PARK,
+    Op.PARK_ALL,
+)
+"""What cannot be replayed any more once some of it is not told."""

@@ -33,9 +33,13 @@ Emit = Callable[[Request, OpenRow, int, int], None]
 
 
 class Lookups:
-    """The open rows of one engine. ``emit(request, row, external, admitted)`` writes one."""
+    """The open rows of one engine. ``emit(request, row, external, admitted)`` writes one.
+
+    ``preemptions_lost``: they are no longer told, and whoever has run before was preempted.
+    """
 
     def __init__(self, emit: Emit) -> None:
+        self.preemptions_lost = False
         self._emit = emit
         self._open: dict[int, OpenRow] = {}
         self._seen: set[int] = set()
@@ -114,7 +118,7 @@ class Lookups:
     def _kind(self, request: Request, skipped: bool) -> str:
         if skipped:
             return SKIPPED
-        if request.preemptions:
+        if request.preemptions or (self.preemptions_lost and request.admitted is not None):
             return RESUMED
         return RETRY if request.number in self._seen else FIRST
 

@@ -67,7 +67,10 @@ def _metadata(
     first = engines[0].header if engines else {}
     either = first or (workers[0].header if workers else {})
     dropped = sum(producer.status.get("dropped_events", 0) for producer in producers)
-    failed = any(producer.problem or producer.status.get("failed") for producer in producers)
+    failed = any(
+        producer.problem or producer.status.get("failed") or producer.status.get("lost")
+        for producer in producers
+    )
     last = max((p.state.last_ns for p in producers if p.state), default=founding.origin_ns)
     seconds = (last - founding.origin_ns) / 1e9
     return {
@@ -137,6 +140,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
         "hooks": [hook["name"] for hook in hooks],
         "hooks_missing": {hook["name"]: hook.get("reason") for hook in missing},
         "hooks_failed": status.get("failed", {}),
+        "lost": status.get("lost", {}),
         "methods": status.get("methods"),
         "problem": producer.problem,
         "mismatches": producer.state.mismatches if producer.state is not None else 0,

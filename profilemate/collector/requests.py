@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -114,6 +115,7 @@ def row(
     prompt_ids: list[str],
     output_ids: list[str],
     prefixes: list[str],
+    lost: Collection[str],
 ) -> str:
     """The request's line of requests.jsonl, Mooncake's fields first.
 
@@ -126,20 +128,25 @@ def row(
         prompt_ids: content ids of the prompt's blocks.
         output_ids: content ids of the full blocks that follow.
         prefixes: what stands for the prompt's prefixes.
+        lost: the parts of the recording that have ended, whose fields are null.
 
     """
 
     queued = _NULL if request.admitted is None else _seconds(request.admitted - request.arrived)
     first_token = request.first_token
+    hit_tokens = _NULL if "lookups" in lost else request.hit_tokens or 0
+    external = _NULL if "lookups" in lost else request.external_hit_tokens or 0
+    preemptions = _NULL if "frees" in lost else request.preemptions
+    blocks = _NULL if "blocks" in lost else request.freed_blocks or 0
     since = _NULL if first_token is None else _seconds(first_token - origin_ns)
     return (
         f'{{"timestamp":{round((request.arrived - origin_ns) / 1e6, 3)},'
         f'"input_length":{request.prompt_tokens},"output_length":{finish.output_tokens},'
         f'"hash_ids":[{",".join(prompt_ids)}],"block_size":{block_size},'
         f'"request_id":{json.dumps(request.request_id)},"engine":{engine},'
-        f'"output_hash_ids":[{",".join(output_ids)}],"hit_tokens":{request.hit_tokens or 0},'
-        f'"external_hit_tokens":{request.external_hit_tokens or 0},'
-        f'"preemptions":{request.preemptions},"num_blocks":{request.freed_blocks or 0},'
+        f'"output_hash_ids":[{",".join(output_ids)}],"hit_tokens":{hit_tokens},'
+        f'"external_hit_tokens":{external},'
+        f'"preemptions":{preemptions},"num_blocks":{blocks},'
         f'"queue_sec":{queued},"first_token_sec":{since},'
         f'"finish_sec":{_seconds(finish.time - origin_ns)},'
         f'"finish_reason":{_json(finish.reason)},"prefix_ids":[{",".join(prefixes)}],'

@@ -9,12 +9,14 @@ from profilemate.collector.tables import Append
 
 class StepRows:
     """The steps of one engine. ``number`` is the last step's, counted from 1; ``preempted`` and
-    ``finished`` count the requests since the last step's end."""
+    ``finished`` count the requests since the last step's end, as long as they are told."""
 
     def __init__(self, rank: int, origin_ns: int, append: Append) -> None:
         self.number = 0
         self.preempted = 0
         self.finished = 0
+        self.counts_preempted = True
+        self.counts_finished = True
         self._rank = rank
         self._origin = origin_ns
         self._append = append
@@ -36,8 +38,9 @@ class StepRows:
         self.number += 1
         row = (
             f"{(ended - self._origin) / 1e9:.6f},{self.number},{running},{waiting},"
-            f"{tokens},{prefill},{tokens - prefill},{scheduled},{self.preempted},"
-            f"{self.finished},{(ended - began) // 1000}"
+            f"{tokens},{prefill},{tokens - prefill},{scheduled},"
+            f"{self.preempted if self.counts_preempted else ''},"
+            f"{self.finished if self.counts_finished else ''},{(ended - began) // 1000}"
         )
         if tokens:
             self.close()
@@ -77,5 +80,6 @@ class StepRows:
             fields = row.split(",")
             fields[0] = f"{(time - self._origin) / 1e9:.6f}"
             fields[1] = str(self.number + 1)
-            fields[8] = fields[9] = "0"
+            fields[8] = fields[8] and "0"
+            fields[9] = fields[9] and "0"
             self._idle, self._repeats = (",".join(fields), time), 0

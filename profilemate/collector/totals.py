@@ -21,6 +21,7 @@ class Totals:
         self._idle_ns = 0
         self._held: dict[tuple[int, int], int] = {}
         self._held_now = 0
+        self._blocks_lost = False
 
     def add_pools(self, totals: Iterable[int]) -> None:
         """Pools appeared, of this many blocks each."""
@@ -39,10 +40,16 @@ class Totals:
         self._lifetime_ns += blocks * lifetime_ns
         self._idle_ns += blocks * idle_ns
 
+    def lose_blocks(self) -> None:
+        """What happens to blocks is not told from now on."""
+        self._blocks_lost = True
+
     def summary(self) -> str:
         """The text of kv_cache_summary.txt, the guide's lines first."""
         evictions = max(1, self.evictions)
         peak = 100 * self.peak_held / self.total_blocks if self.total_blocks else 0.0
+        lost = "The figures of blocks end early: see metadata.json, lost\n"
+        lost = lost if self._blocks_lost else ""
         return (
             "KV Cache Statistics\n"
             f"{'=' * 50}\n\n"
@@ -55,5 +62,5 @@ class Totals:
             f"Avg block lifetime: {self._lifetime_ns / evictions / 1e9:.2f}s\n"
             f"Avg idle before eviction: {self._idle_ns / evictions / 1e9:.2f}s\n"
             f"Total preemptions: {self.preemptions}\n"
-            f"Finished requests: {self.requests}\n"
+            f"Finished requests: {self.requests}\n{lost}"
         )

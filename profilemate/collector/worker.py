@@ -227,4 +227,5 @@ _HANDLERS: dict[int, Callable[..., None]] = {
     Op.BATCH: Worker._batch,
     Op.EXECUTION: Worker._executed,
     Op.REPLAY: Worker._replayed,
+    Op.LOST: lambda *_: None,
 }

@@ -16,7 +16,8 @@ import typer
 
 from profilemate import config, session
 from profilemate.bootstrap import ROOT
-from profilemate.hooks.targets import NEWEST, OLDEST, release
+from profilemate.events import PARTS
+from profilemate.hooks.targets import EVERYTHING, NEWEST, OLDEST, release
 
 State = Literal["good", "degraded", "bad"]
 
@@ -216,11 +217,16 @@ def _owner(owner: str, targets: list[dict[str, Any]], device: str) -> Finding | 
     (reason,) = reasons if len(reasons) == 1 else (None,)
     if reason and device != "cuda" and ".worker." in owner:
         return Finding(owner, "good", f"not used on this device ({reason})")
-    lost = "; ".join(f"{target['method']}: {target['gives']}" for target in missing)
-    state: State = "degraded"
-    if any(target["required"] for target in missing) and ".core." in owner:
-        state = "bad"
+    lost = "; ".join(f"{target['method']}: {_cost(target)}" for target in missing)
+    is_lost = any(target["part"] == EVERYTHING for target in missing)
+    state: State = "bad" if is_lost else "degraded"
     return Finding(owner, state, f"{text}; without {lost}" + (f" ({reason})" if reason else ""))
+
+
+def _cost(target: dict[str, Any]) -> str:
+    """What is lost without a target: the detail that it gives, or tables."""
+    gives, part = str(target["gives"]), str(target["part"])
+    return f"{gives} (lost: {PARTS.get(part, part)})" if part else gives
 
 
 def _print(findings: list[Finding]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record what happens to the blocks of one pool.
 
-Four of these calls are the hottest that profilemate touches; they append to the recorder's
-columns and nothing else. A failure of ours stops the recording and never reaches vLLM.
+Four of these calls are the hottest that profilemate touches; they append to the part's
+columns and nothing else. A failure of ours ends the recording of blocks and never reaches vLLM.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from profilemate.events import MAX_POOLS, Op, op_of
 from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.parts import Part
 from profilemate.hooks.requests import Requests, hash_bytes
-from profilemate.recorder import Recorder
 
 _PARTIAL = ("request", "block", "num_tokens", "kv_cache_group_id")
 
@@ -33,7 +33,7 @@ class FreeContext:
 def watch(
     pool: Any,
     number: int,
-    recorder: Recorder,
+    part: Part,
     requests: Requests,
     context: FreeContext,
     settle: Callable[[], None],
@@ -47,7 +47,7 @@ def watch(
     Args:
         pool: the BlockPool, or whatever stands in its place.
         number: the pool's index in this engine.
-        recorder: where events go.
+        part: where events go.
         requests: numbers of the engine's requests.
         context: who frees, set by the KVCacheManager's hooks.
         settle: writes at once; called after calls that happen outside a step.
@@ -59,56 +59,59 @@ def watch(
     """
     if number >= MAX_POOLS:
         raise ValueError(f"more than {MAX_POOLS} block pools")
-    _watch_get_new_blocks(pool, number, recorder)
-    _watch_touch(pool, number, recorder)
-    _watch_free_blocks(pool, number, recorder, context, alone, tabled)
-    _watch_cache_full_blocks(pool, number, recorder, requests, tabled)
-    _watch_rare_calls(pool, number, recorder, requests, settle)
+    _watch_get_new_blocks(pool, number, part)
+    _watch_touch(pool, number, part)
+    _watch_free_blocks(pool, number, part, context, alone, tabled)
+    _watch_cache_full_blocks(pool, number, part, requests, tabled)
+    _watch_rare_calls(pool, number, part, requests, settle)
     if evicts_directly:
-        _watch_direct_evictions(pool, number, recorder)
+        _watch_direct_evictions(pool, number, part)
 
 
-def _watch_get_new_blocks(pool: Any, number: int, recorder: Recorder) -> None:
+def _watch_get_new_blocks(pool: Any, number: int, part: Part) -> None:
     original, this = required_method(pool, "get_new_blocks"), reference(pool)
-    now, op, log = time.monotonic_ns, op_of(Op.ALLOCATE, number), recorder.log
+    now, op, log = time.monotonic_ns, op_of(Op.ALLOCATE, number), part.log
     say, at, keep = log.ops.append, log.times.append, log.blocks.append
 
     def get_new_blocks(num_blocks: int) -> Any:
         blocks = original(this(), num_blocks)
-        say(op)
-        at(now())
-        keep(blocks[:])
+        try:
+            kept = blocks[:]
+            say(op)
+            at(now())
+            keep(kept)
+        except Exception as error:
+            part.fail("get_new_blocks", error)
         return blocks
 
-    recorder.on_stop(put(pool, "get_new_blocks", get_new_blocks))
+    part.on_stop(put(pool, "get_new_blocks", get_new_blocks))
 
 
-def _watch_touch(pool: Any, number: int, recorder: Recorder) -> None:
+def _watch_touch(pool: Any, number: int, part: Part) -> None:
     original, this = required_method(pool, "touch"), reference(pool)
-    now, op, log = time.monotonic_ns, op_of(Op.REUSE, number), recorder.log
+    now, op, log = time.monotonic_ns, op_of(Op.REUSE, number), part.log
 
     def touch(blocks: Any) -> Any:
         result = original(this(), blocks)
         try:
             # vLLM 0.10.2 to 0.13 pass one list a group, the others one list.
             groups = blocks if blocks and isinstance(blocks[0], (list, tuple)) else (blocks,)
-            for group in groups:
-                if group:
-                    log.ops.append(op)
-                    log.times.append(now())
-                    log.blocks.append(list(group))
+            for group in [list(group) for group in groups if group]:
+                log.ops.append(op)
+                log.times.append(now())
+                log.blocks.append(group)
         except Exception as error:
-            recorder.fail("touch", error)
+            part.fail("touch", error)
         return result
 
-    recorder.on_stop(put(pool, "touch", touch))
+    part.on_stop(put(pool, "touch", touch))
 
 
 def _watch_free_blocks(
-    pool: Any, number: int, recorder: Recorder, context: FreeContext, alone: bool, tabled: bool
+    pool: Any, number: int, part: Part, context: FreeContext, alone: bool, tabled: bool
 ) -> None:
     original, this = required_method(pool, "free_blocks"), reference(pool)
-    now, log = time.monotonic_ns, recorder.log
+    now, log = time.monotonic_ns, part.log
 
     # vLLM 0.23 also says on which side of the queue they go.
     def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +120,7 @@ def _watch_free_blocks(
             try:
                 count = length_hint(ordered_blocks)
             except Exception as error:
-                recorder.fail("free_blocks", error)
+                part.fail("free_blocks", error)
                 count = 0
             result = original(this(), ordered_blocks, *args, **kwargs)
             if count:
@@ -131,12 +134,12 @@ def _watch_free_blocks(
             if not alone:
                 # vLLM hands another pool's blocks over to that pool's own free_blocks.
                 blocks = [block for block in blocks if block.pool in (None, this())]
-            _record_free(recorder, number, freer, blocks, now())
+            _record_free(part, number, freer, blocks, now())
         except Exception as error:
-            recorder.fail("free_blocks", error)
+            part.fail("free_blocks", error)
         return result
 
-    recorder.on_stop(put(pool, "free_blocks", free_blocks))
+    part.on_stop(put(pool, "free_blocks", free_blocks))
 
 
 def _walkable(blocks: Iterable[Any]) -> tuple[Any, Any]:
@@ -147,21 +150,22 @@ def _walkable(blocks: Iterable[Any]) -> tuple[Any, Any]:
     return kept, iter(kept)
 
 
-def _record_free(recorder: Recorder, pool: int, freer: int, blocks: Any, now: int) -> None:
+def _record_free(part: Part, pool: int, freer: int, blocks: Any, now: int) -> None:
     if blocks:
-        recorder.log.ops.append(op_of(Op.FREE, pool))
-        recorder.log.times.append(now)
-        recorder.log.numbers.append(freer)
-        recorder.log.blocks.append([block for block in blocks if block.ref_cnt <= 0])
-        recorder.log.blocks.append([block for block in blocks if block.ref_cnt > 0])
+        last = [block for block in blocks if block.ref_cnt <= 0]
+        shared = [block for block in blocks if block.ref_cnt > 0]
+        part.log.ops.append(op_of(Op.FREE, pool))
+        part.log.times.append(now)
+        part.log.numbers.append(freer)
+        part.log.blocks.extend((last, shared))
 
 
 def _watch_cache_full_blocks(
-    pool: Any, number: int, recorder: Recorder, requests: Requests, tabled: bool
+    pool: Any, number: int, part: Part, requests: Requests, tabled: bool
 ) -> None:
     original, this = required_method(pool, "cache_full_blocks"), reference(pool)
     names = list(inspect.signature(original).parameters)[1:]
-    now, index, log = time.monotonic_ns, requests.index, recorder.log
+    now, index, log = time.monotonic_ns, requests.index, part.log
 
     def by_table(
         request: Any,
@@ -177,12 +181,14 @@ def _watch_cache_full_blocks(
         try:
             count = num_full_blocks - num_cached_blocks
             if count > 0:
+                told = index[request.request_id], num_cached_blocks, count
+                hashes = request.block_hashes[num_cached_blocks:num_full_blocks]
                 log.ops.append(Op.CACHE)
                 log.times.append(now())
-                log.numbers.extend((index[request.request_id], num_cached_blocks, count))
-                log.hashes.extend(request.block_hashes[num_cached_blocks:num_full_blocks])
+                log.numbers.extend(told)
+                log.hashes.extend(hashes)
         except Exception as error:
-            recorder.fail("cache_full_blocks", error)
+            part.fail("cache_full_blocks", error)
         return result
 
     def by_list(*args: Any, **kwargs: Any) -> Any:
@@ -190,19 +196,17 @@ def _watch_cache_full_blocks(
         try:
             given = dict(zip(names, args, strict=False), **kwargs) if args else kwargs
             if given["num_cached_blocks"] < given["num_full_blocks"]:
-                _record_cached(recorder, number, index[given["request"].request_id], given, now())
+                _record_cached(part, number, index[given["request"].request_id], given, now())
         except Exception as error:
-            recorder.fail("cache_full_blocks", error)
+            part.fail("cache_full_blocks", error)
         return result
 
     known = names[:4] == ["request", "blocks", "num_cached_blocks", "num_full_blocks"]
     hook = by_table if tabled and known else by_list
-    recorder.on_stop(put(pool, "cache_full_blocks", hook))
+    part.on_stop(put(pool, "cache_full_blocks", hook))
 
 
-def _record_cached(
-    recorder: Recorder, pool: int, request: int, given: dict[str, Any], now: int
-) -> None:
+def _record_cached(part: Part, pool: int, request: int, given: dict[str, Any], now: int) -> None:
     """Record a call of ``cache_full_blocks`` with these arguments."""
     first, size = given["num_cached_blocks"], given["block_size"]
     blocks = given["blocks"][first : given["num_full_blocks"]]
@@ -217,7 +221,7 @@ def _record_cached(
             for at, block in enumerate(blocks)
             if hashes[at] is not None and not block.is_null and (mask is None or mask[at])
         ]
-    group, log = given.get("kv_cache_group_id", 0), recorder.log
+    group, log = given.get("kv_cache_group_id", 0), part.log
     for at, run, run_hashes in runs:
         log.ops.append(op_of(Op.CACHE_LIST, pool))
         log.times.append(now)
@@ -229,24 +233,24 @@ def _record_cached(
 def _watch_rare_calls(
     pool: Any,
     number: int,
-    recorder: Recorder,
+    part: Part,
     requests: Requests,
     settle: Callable[[], None],
 ) -> None:
-    now, log = time.monotonic_ns, recorder.log
+    now, log = time.monotonic_ns, part.log
 
     def after_evict_blocks(cached: list[int], result: Any) -> None:
         if cached:
             # A request may hold such a block, whose content its table no longer tells.
             requests.hashes_on_finish = True
-            _record_evicted(recorder, number, cached)
+            _record_evicted(part, number, cached)
             settle()
 
     def cached_among(block_ids: Iterable[int]) -> list[int]:
         return [i for i in block_ids if pool_of().blocks[i].block_hash is not None]
 
     pool_of = reference(pool)
-    _around(pool, recorder, "evict_blocks", cached_among, after_evict_blocks)
+    _around(pool, part, "evict_blocks", cached_among, after_evict_blocks)
 
     def after_reset(_: None, done: Any) -> None:
         log.ops.append(op_of(Op.RESET, number))
@@ -254,12 +258,12 @@ def _watch_rare_calls(
         log.numbers.append(int(bool(done)))
         settle()
 
-    _around(pool, recorder, "reset_prefix_cache", lambda *_, **__: None, after_reset)
+    _around(pool, part, "reset_prefix_cache", lambda *_, **__: None, after_reset)
 
     def after_unpin(blocks: list[Any], result: Any) -> None:
-        _record_free(recorder, number, 0, blocks, now())
+        _record_free(part, number, 0, blocks, now())
 
-    _around_iterable(pool, recorder, "unpin_blocks", after_unpin)
+    _around_iterable(pool, part, "unpin_blocks", after_unpin)
 
     def before_partial(*args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
         given = dict(zip(_PARTIAL, args, strict=False)) | kwargs
@@ -272,13 +276,14 @@ def _watch_rare_calls(
         if block_hash not in (None, before):
             tokens = given["num_tokens"]
             request = requests.index[given["request"].request_id]
+            told = request, given["kv_cache_group_id"], tokens, tokens
             log.ops.append(op_of(Op.CACHE_LIST, number))
             log.times.append(now())
-            log.numbers.extend((request, given["kv_cache_group_id"], tokens, tokens))
+            log.numbers.extend(told)
             log.blocks.append([given["block"]])
             log.hashes.append(block_hash)
 
-    _around(pool, recorder, "cache_partial_block", before_partial, after_partial)
+    _around(pool, part, "cache_partial_block", before_partial, after_partial)
 
     def after_move(pair: tuple[int, int], result: Any) -> None:
         log.ops.append(op_of(Op.MOVE, number))
@@ -288,10 +293,10 @@ def _watch_rare_calls(
     def ids_of(src_block: Any, dst_block: Any) -> tuple[int, int]:
         return src_block.block_id, dst_block.block_id
 
-    _around(pool, recorder, "move_block_hashes", ids_of, after_move)
+    _around(pool, part, "move_block_hashes", ids_of, after_move)
 
 
-def _watch_direct_evictions(pool: Any, number: int, recorder: Recorder) -> None:
+def _watch_direct_evictions(pool: Any, number: int, part: Part) -> None:
     allocate = vars(pool)["get_new_blocks"]
     allocating = False
 
@@ -303,27 +308,28 @@ def _watch_direct_evictions(pool: Any, number: int, recorder: Recorder) -> None:
         finally:
             allocating = False
 
-    recorder.on_stop(put(pool, "get_new_blocks", get_new_blocks))
+    part.on_stop(put(pool, "get_new_blocks", get_new_blocks))
 
     def cached_id(block: Any) -> list[int]:
         return [] if allocating or block.block_hash is None else [block.block_id]
 
     def after(cached: list[int], result: Any) -> None:
         if cached:
-            _record_evicted(recorder, number, cached)
+            _record_evicted(part, number, cached)
 
-    _around(pool, recorder, "_maybe_evict_cached_block", cached_id, after)
+    required_method(pool, "_maybe_evict_cached_block")
+    _around(pool, part, "_maybe_evict_cached_block", cached_id, after)
 
 
-def _record_evicted(recorder: Recorder, pool: int, block_ids: list[int]) -> None:
-    recorder.log.ops.append(op_of(Op.EVICT, pool))
-    recorder.log.times.append(time.monotonic_ns())
-    recorder.log.ids.append(block_ids)
+def _record_evicted(part: Part, pool: int, block_ids: list[int]) -> None:
+    part.log.ops.append(op_of(Op.EVICT, pool))
+    part.log.times.append(time.monotonic_ns())
+    part.log.ids.append(block_ids)
 
 
 def _around(
     pool: Any,
-    recorder: Recorder,
+    part: Part,
     name: str,
     before: Callable[..., Any],
     after: Callable[[Any, Any], None],
@@ -337,20 +343,20 @@ def _around(
         try:
             kept = before(*args, **kwargs)
         except Exception as error:
-            recorder.fail(name, error)
+            part.fail(name, error)
             return original(this(), *args, **kwargs)
         result = original(this(), *args, **kwargs)
         try:
             after(kept, result)
         except Exception as error:
-            recorder.fail(name, error)
+            part.fail(name, error)
         return result
 
-    recorder.on_stop(put(pool, name, hooked))
+    part.on_stop(put(pool, name, hooked))
 
 
 def _around_iterable(
-    pool: Any, recorder: Recorder, name: str, after: Callable[[list[Any], Any], None]
+    pool: Any, part: Part, name: str, after: Callable[[list[Any], Any], None]
 ) -> None:
     """Hook a rare method whose first argument is blocks that can be walked only once."""
     original, this = own_method(pool, name), reference(pool)
@@ -363,7 +369,7 @@ def _around_iterable(
         try:
             after(kept, result)
         except Exception as error:
-            recorder.fail(name, error)
+            part.fail(name, error)
         return result
 
-    recorder.on_stop(put(pool, name, hooked))
+    part.on_stop(put(pool, name, hooked))

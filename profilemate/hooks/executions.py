@@ -57,11 +57,11 @@ class Executions:
             # At every step of a server: as below, in as few calls as can be.
             entry = recent[0]
             if entry.of_model and entry.launch_ns < MAX_NS:
+                tokens = scheduler_output.total_num_scheduled_tokens
                 recent.clear()
                 log = self._log
                 log.ops.append(_EXECUTION)
                 log.times.append(ended)
-                tokens = scheduler_output.total_num_scheduled_tokens
                 log.numbers.extend((0, tokens, entry.number, entry.graphs, entry.launch_ns, 0, 0))
                 entry.graphs = entry.launch_ns = 0
                 if self._recorder.step_ended(ended):
@@ -148,17 +148,17 @@ def watch(runner: Any, executions: Executions) -> None:
         AttributeError: it does not have the methods that are watched.
 
     """
+    if own_method(runner, "profile_cudagraph_memory") is not None:
+        _watch_profiling(runner, executions.graphs)
     _watch_steps(runner, executions)
     if own_method(runner, "_dummy_run") is not None:
         _watch_dummies(runner, executions)
-    if own_method(runner, "profile_cudagraph_memory") is not None:
-        _watch_profiling(runner, executions.graphs)
     _watch_dispatch(runner, executions)
 
 
 def _watch_steps(runner: Any, executions: Executions) -> None:
     original, this = required_method(runner, "execute_model"), reference(runner)
-    recorder = executions.graphs.recorder
+    part = executions.graphs.executions
 
     def execute_model(*args: Any, **kwargs: Any) -> Any:
         if executions.depth:
@@ -167,7 +167,7 @@ def _watch_steps(runner: Any, executions: Executions) -> None:
             executions.depth = 1
             executions.begin()
         except Exception as error:
-            recorder.fail("execute_model", error)
+            part.fail("execute_model", error)
         try:
             return original(this(), *args, **kwargs)
         finally:
@@ -175,15 +175,15 @@ def _watch_steps(runner: Any, executions: Executions) -> None:
             try:
                 executions.end(args[0] if args else kwargs["scheduler_output"])
             except Exception as error:
-                recorder.fail("execute_model", error)
+                part.fail("execute_model", error)
 
-    recorder.on_stop(put(runner, "execute_model", execute_model))
+    part.on_stop(put(runner, "execute_model", execute_model))
 
 
 def _watch_dummies(runner: Any, executions: Executions) -> None:
     """A dummy run is an execution, or makes a dummy of the one that it stands in for."""
     original, this = required_method(runner, "_dummy_run"), reference(runner)
-    recorder = executions.graphs.recorder
+    part = executions.graphs.executions
 
     def _dummy_run(*args: Any, **kwargs: Any) -> Any:
         is_outermost = not executions.depth
@@ -193,7 +193,7 @@ def _watch_dummies(runner: Any, executions: Executions) -> None:
                 executions.begin()
             executions.dummy_tokens = int(args[0] if args else kwargs["num_tokens"])
         except Exception as error:
-            recorder.fail("_dummy_run", error)
+            part.fail("_dummy_run", error)
         try:
             return original(this(), *args, **kwargs)
         finally:
@@ -202,9 +202,9 @@ def _watch_dummies(runner: Any, executions: Executions) -> None:
                 if is_outermost:
                     executions.end(None)
             except Exception as error:
-                recorder.fail("_dummy_run", error)
+                part.fail("_dummy_run", error)
 
-    recorder.on_stop(put(runner, "_dummy_run", _dummy_run))
+    part.on_stop(put(runner, "_dummy_run", _dummy_run))
 
 
 def _watch_profiling(runner: Any, graphs: Graphs) -> None:
@@ -218,7 +218,7 @@ def _watch_profiling(runner: Any, graphs: Graphs) -> None:
         finally:
             graphs.profiling = False
 
-    graphs.recorder.on_stop(put(runner, "profile_cudagraph_memory", profile_cudagraph_memory))
+    graphs.part.on_stop(put(runner, "profile_cudagraph_memory", profile_cudagraph_memory))
 
 
 def _watch_dispatch(runner: Any, executions: Executions) -> None:
@@ -227,7 +227,7 @@ def _watch_dispatch(runner: Any, executions: Executions) -> None:
     Data-parallel ranks agree on one mode after each has found its own, so a dispatcher's answer
     alone may not be what runs. Releases before 0.10 have no dispatcher.
     """
-    on_stop = executions.graphs.recorder.on_stop
+    on_stop = executions.graphs.executions.on_stop
     for owner, name in (
         (runner, "_determine_batch_execution_and_padding"),
         (getattr(runner, "cudagraph_dispatcher", None), "dispatch"),

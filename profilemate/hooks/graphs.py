@@ -19,6 +19,7 @@ from profilemate.events import Op
 from profilemate.hooks import graph_sources
 from profilemate.hooks.gpu_timer import GpuTimer, Interval
 from profilemate.hooks.graph_sources import Batch, Capture
+from profilemate.hooks.parts import Part
 from profilemate.recorder import Recorder
 
 _EXECUTION = int(Op.EXECUTION)
@@ -70,7 +71,7 @@ class Graphs:
 
     ``recent`` lists the entries with replays to be told; ``captured`` is the batch that a graph of
     the model was last captured for; ``profiling`` is set while vLLM captures samples that it throws
-    away.
+    away. ``part`` is its part of the recording, and ``executions`` that of what replays belong to.
     """
 
     def __init__(self, recorder: Recorder, timer: GpuTimer | None) -> None:
@@ -80,6 +81,9 @@ class Graphs:
         self.recent: list[Entry] = []
         self.unknown = Entry(0, self.recent)
         self.recorder = recorder
+        self.graph_class: Any = None
+        self.executions = Part(recorder, "executions", on_loss=lambda: _tell_each_replay(self))
+        self.part = Part(recorder, "graphs", self.executions)
         self._entries = 0
         self._last: tuple[Entry, Capture, bool] | None = None
 
@@ -223,6 +227,7 @@ def watch(graphs: Graphs, graph_class: Any) -> None:
         graphs.timer = _watching[0].timer
     else:
         _hooked.update(_hook(graph_class, graphs.timer))
+    graphs.graph_class = graph_class
     _watching.append(graphs)
 
     def undo() -> None:
@@ -233,7 +238,7 @@ def watch(graphs: Graphs, graph_class: Any) -> None:
                     setattr(graph_class, name, original)
             _hooked.clear()
 
-    graphs.recorder.on_stop(undo)
+    graphs.part.on_stop(undo)
 
 
 Method = Callable[..., Any]
@@ -252,13 +257,16 @@ def _hook(graph_class: Any, timer: GpuTimer | None) -> dict[str, tuple[Method, M
         "replay": _replay(replay) if timer is None else _timed_replay(replay, timer),
     }
     originals["replay"] = replay
-    for name, method in ours.items():
-        method.__name__ = name
-        method.__qualname__ = originals[name].__qualname__
-        method.__doc__ = originals[name].__doc__
-        method.__wrapped__ = originals[name]  # type: ignore[attr-defined]
-        setattr(graph_class, name, method)
-    return {name: (ours[name], originals[name]) for name in ours}
+    return {name: _put(graph_class, name, method, originals[name]) for name, method in ours.items()}
+
+
+def _put(graph_class: Any, name: str, ours: Method, original: Method) -> tuple[Method, Method]:
+    ours.__name__ = name
+    ours.__qualname__ = original.__qualname__
+    ours.__doc__ = original.__doc__
+    ours.__wrapped__ = original  # type: ignore[attr-defined]
+    setattr(graph_class, name, ours)
+    return ours, original
 
 
 def _begin(original: Method) -> Method:
@@ -268,7 +276,7 @@ def _begin(original: Method) -> Method:
             try:
                 graphs.begin(graph)
             except Exception as error:
-                graphs.recorder.fail("capture_begin", error)
+                graphs.part.fail("capture_begin", error)
         return original(graph, *args, **kwargs)
 
     return capture_begin
@@ -282,7 +290,7 @@ def _end(original: Method) -> Method:
             try:
                 graphs.end(graph)
             except Exception as error:
-                graphs.recorder.fail("capture_end", error)
+                graphs.part.fail("capture_end", error)
         return result
 
     return capture_end
@@ -338,4 +346,20 @@ def _adopt(graph: Any) -> Entry:
 
 def _fail(where: str, error: Exception) -> None:
     for graphs in _watching.copy():
-        graphs.recorder.fail(where, error)
+        graphs.part.fail(where, error)
+
+
+def _tell_each_replay(graphs: Graphs) -> None:
+    """No execution ends any more at which replays could be told: each is told at once."""
+    if graphs not in _watching:
+        return
+    ours, original = _hooked["replay"]
+
+    def replay(graph: Any) -> Any:
+        result = ours(graph)
+        for watching in _watching:
+            watching.tell_recent()
+            watching.recorder.step_ended(_now())
+        return result
+
+    _hooked["replay"] = _put(graphs.graph_class, "replay", replay, original)

@@ -21,9 +21,18 @@ def reference(instance: object) -> Callable[[], Any]:
 
 
 def own_method(instance: object, name: str) -> Callable[..., Any] | None:
-    """The method that this object's class gives it, unbound, or None where it has none."""
+    """The method that this object's class gives it, unbound, or None where it has none.
+
+    Nor has it one where something else stands in the object itself: calling the class's would
+    leave that out.
+    """
     method = inspect.getattr_static(type(instance), name, None)
-    return getattr(type(instance), name) if inspect.isroutine(method) else None
+    if not inspect.isroutine(method):
+        return None
+    unbound: Callable[..., Any] = getattr(type(instance), name)
+    bound = getattr(instance, name)
+    is_of_class = getattr(bound, "__func__", bound) == getattr(unbound, "__func__", unbound)
+    return unbound if is_of_class else None
 
 
 def required_method(instance: object, name: str) -> Callable[..., Any]:

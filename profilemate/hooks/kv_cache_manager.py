@@ -10,8 +10,8 @@ from typing import Any
 from profilemate.events import Op
 from profilemate.hooks.block_pool import FreeContext
 from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.parts import Part
 from profilemate.hooks.requests import Requests
-from profilemate.recorder import Recorder
 
 
 class Nesting:
@@ -24,41 +24,53 @@ class Nesting:
         self.depth = 0
 
 
-def watch(
+def watch_lookups(manager: Any, part: Part, requests: Requests) -> None:
+    """Hook the methods by which the scheduler looks requests up in the prefix cache.
+
+    Args:
+        manager: the KVCacheManager, or whatever stands in its place.
+        part: where events go.
+        requests: numbers of the engine's requests.
+
+    """
+    if getattr(manager, "enable_caching", True):
+        nesting = Nesting()
+        required_method(manager, "get_computed_blocks")
+        for name in ("get_computed_blocks", "get_computed_blocks_for_connector"):
+            _watch_lookup(manager, name, part, requests, nesting)
+
+
+def watch_frees(
     manager: Any,
-    recorder: Recorder,
+    part: Part,
     requests: Requests,
     context: FreeContext,
     forget_prefill: Callable[[str], None],
     *,
     tabled: bool,
 ) -> None:
-    """Hook the methods of one KVCacheManager.
+    """Hook the methods by which a request's blocks are given up.
 
     Args:
         manager: the KVCacheManager, or whatever stands in its place.
-        recorder: where events go.
+        part: where events go.
         requests: numbers of the engine's requests.
         context: told whose blocks are being freed while they are.
         forget_prefill: called with the id of a request that was preempted.
         tabled: a request's blocks can be told by its block table, as ``facts.is_tabled`` says.
 
     """
-    if getattr(manager, "enable_caching", True):
-        nesting = Nesting()
-        for name in ("get_computed_blocks", "get_computed_blocks_for_connector"):
-            _watch_lookup(manager, name, recorder, requests, nesting)
-    _watch_free(manager, recorder, requests, context, forget_prefill)
-    _watch_park(manager, recorder, requests, forget_prefill, tabled)
+    _watch_free(manager, part, requests, context, forget_prefill)
+    _watch_park(manager, part, requests, forget_prefill, tabled)
 
 
 def _watch_lookup(
-    manager: Any, name: str, recorder: Recorder, requests: Requests, nesting: Nesting
+    manager: Any, name: str, part: Part, requests: Requests, nesting: Nesting
 ) -> None:
     original, this = own_method(manager, name), reference(manager)
     if original is None:
         return
-    now, log, index = time.monotonic_ns, recorder.log, requests.index
+    now, log, index = time.monotonic_ns, part.log, requests.index
     looked_up = requests.looked_up
 
     def lookup(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,16 +84,16 @@ def _watch_lookup(
                 number = index.get(request.request_id)
                 if number is None:
                     number = requests.number(request, now())
-                skipped = _skips_reading(request)
+                told = number, request.num_tokens, int(found[1]), _skips_reading(request)
                 log.ops.append(Op.LOOKUP)
                 log.times.append(now())
-                log.numbers.extend((number, request.num_tokens, found[1], skipped))
+                log.numbers.extend(told)
                 looked_up.add(number)
         except Exception as error:
-            recorder.fail(name, error)
+            part.fail(name, error)
         return found
 
-    recorder.on_stop(put(manager, name, lookup))
+    part.on_stop(put(manager, name, lookup))
 
 
 def _skips_reading(request: Any) -> bool:
@@ -94,7 +106,7 @@ def _skips_reading(request: Any) -> bool:
 
 def _watch_free(
     manager: Any,
-    recorder: Recorder,
+    part: Part,
     requests: Requests,
     context: FreeContext,
     forget_prefill: Callable[[str], None],
@@ -109,20 +121,20 @@ def _watch_free(
                 # Blocks that it got in this very step are in no table that the step's end tells.
                 block_ids = block_ids_of(this(), request.request_id)
                 number = requests.number(request, now())
-                _tell_table(recorder, number, block_ids)
-                _tell_preemption(recorder, number, request)
+                _tell_table(part, number, block_ids)
+                _tell_preemption(part, number, request)
                 forget_prefill(request.request_id)
             else:
                 number = requests.leaving(request, now())
             context.request = number + 1
         except Exception as error:
-            recorder.fail("free", error)
+            part.fail("free", error)
         try:
             return original(this(), request, *args, **kwargs)
         finally:
             context.request = 0
 
-    recorder.on_stop(put(manager, "free", free))
+    part.on_stop(put(manager, "free", free))
 
 
 def _block_ids(manager: Any, request_id: str) -> list[list[int]]:
@@ -130,15 +142,16 @@ def _block_ids(manager: Any, request_id: str) -> list[list[int]]:
     return [[block.block_id for block in manager.req_to_blocks.get(request_id, ())]]
 
 
-def _tell_table(recorder: Recorder, number: int, block_ids: Sequence[Sequence[int]]) -> None:
-    recorder.log.ops.append(Op.TABLE)
-    recorder.log.numbers.append(number)
-    recorder.log.ids.extend(block_ids)
+def _tell_table(part: Part, number: int, block_ids: Sequence[Sequence[int]]) -> None:
+    block_ids = [*block_ids]
+    part.log.ops.append(Op.TABLE)
+    part.log.numbers.append(number)
+    part.log.ids.extend(block_ids)
 
 
 def _watch_park(
     manager: Any,
-    recorder: Recorder,
+    part: Part,
     requests: Requests,
     forget_prefill: Callable[[str], None],
     tabled: bool,
@@ -146,7 +159,7 @@ def _watch_park(
     original, this = own_method(manager, "pop_blocks_for_free"), reference(manager)
     if original is None:
         return
-    log = recorder.log
+    log = part.log
 
     def pop_blocks_for_free(request: Any) -> Any:
         blocks = original(this(), request)
@@ -154,23 +167,25 @@ def _watch_park(
             running = request.status == requests.running
             number = requests.leaving(request, time.monotonic_ns())
             if running:
-                _tell_preemption(recorder, number, request)
+                _tell_preemption(part, number, request)
                 forget_prefill(request.request_id)
             if tabled and not running:
                 log.ops.append(Op.PARK_ALL)
             else:
+                parked = list(blocks)
                 log.ops.append(Op.PARK)
-                log.blocks.append(list(blocks))
+                log.blocks.append(parked)
             log.numbers.append(number)
         except Exception as error:
-            recorder.fail("pop_blocks_for_free", error)
+            part.fail("pop_blocks_for_free", error)
         return blocks
 
-    recorder.on_stop(put(manager, "pop_blocks_for_free", pop_blocks_for_free))
+    part.on_stop(put(manager, "pop_blocks_for_free", pop_blocks_for_free))
 
 
-def _tell_preemption(recorder: Recorder, number: int, request: Any) -> None:
-    recorder.log.ops.append(Op.PREEMPT)
-    recorder.log.times.append(time.monotonic_ns())
+def _tell_preemption(part: Part, number: int, request: Any) -> None:
     # vLLM forgets the tokens once the blocks are given up.
-    recorder.log.numbers.extend((number, request.num_computed_tokens))
+    told = number, request.num_computed_tokens
+    part.log.ops.append(Op.PREEMPT)
+    part.log.times.append(time.monotonic_ns())
+    part.log.numbers.extend(told)

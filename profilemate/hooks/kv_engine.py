@@ -11,6 +11,7 @@ from typing import Any
 from profilemate import config, session
 from profilemate.collector import launch
 from profilemate.hooks import block_pool, facts, kv_cache_manager, steps, targets
+from profilemate.hooks.parts import EngineParts
 from profilemate.hooks.producers import open_journal
 from profilemate.hooks.requests import Requests, hashes_of
 from profilemate.messages import give_up, say
@@ -55,14 +56,21 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         hashes_on_finish=not facts.is_plain(scheduler),
         told_by_content=facts.told_by_content(scheduler, pools),
     )
-    recorded_steps = steps.Steps(scheduler, pools, recorder, requests, tabled=tabled)
+    parts = EngineParts(recorder, requests)
+    recorded_steps = steps.Steps(scheduler, pools, recorder, parts, requests, tabled=tabled)
     context = block_pool.FreeContext()
     try:
+        steps.watch(scheduler, recorded_steps, recorder, parts, requests)
+    except Exception as error:
+        recorder.fail("attaching", error)
+        recorder.close()
+        return
+    with parts.blocks.attaching():
         for number, pool in enumerate(pools):
             block_pool.watch(
                 pool,
                 number,
-                recorder,
+                parts.blocks,
                 requests,
                 context,
                 recorded_steps.settle,
@@ -70,14 +78,13 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
                 tabled=tabled,
                 evicts_directly=facts.has_mamba(scheduler),
             )
-        kv_cache_manager.watch(
-            manager, recorder, requests, context, recorded_steps.forget_prefill, tabled=tabled
+    forget_prefill = recorded_steps.forget_prefill
+    with parts.frees.attaching():
+        kv_cache_manager.watch_frees(
+            manager, parts.frees, requests, context, forget_prefill, tabled=tabled
         )
-        steps.watch(scheduler, recorded_steps, recorder, requests)
-    except Exception as error:
-        recorder.fail("attaching", error)
-        recorder.close()
-        return
+    with parts.lookups.attaching():
+        kv_cache_manager.watch_lookups(manager, parts.lookups, requests)
     owners = {
         targets.POOL: pools,
         targets.MANAGER: [manager],

@@ -33,7 +33,7 @@ def probe() -> dict[str, Any]:
             "owner": f"{target.module}.{target.owner}",
             "method": target.method,
             "gives": target.gives,
-            "required": target.required,
+            "part": target.part,
             "class": None,
             "reason": None,
         }

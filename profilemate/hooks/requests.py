@@ -22,7 +22,8 @@ class Requests:
     block table does not tell its contents, so they are told when it ends. ``told_by_content``:
     prefixes that end at a multiple of this many tokens are told by the contents of blocks and
     need no id of their own; 0: none are. ``running`` is the status of a request that runs.
-    ``looked_up`` are the numbers of those that were looked up in this step.
+    ``looked_up`` are the numbers of those that were looked up in this step. ``forgotten_by_steps``:
+    the hooks of a request's end are lost, so the steps' outputs say who has ended.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Requests:
         self._hashes_of = hashes_of
         self.hashes_on_finish = hashes_on_finish
         self._told_by_content = told_by_content
+        self.forgotten_by_steps = False
         self._next = 0
         self.looked_up: set[int] = set()
         self._reasons: dict[int, int] = {}
@@ -53,12 +55,16 @@ class Requests:
         if number is None:
             number = self.index[request.request_id] = self._next
             self._next += 1
-            blob = orjson.dumps(_description(request, self._key)) + b"\0"
-            blob += _prefix_ids(request, self._key, self._told_by_content)
-            self._log.ops.append(Op.REQUEST)
-            self._log.times.append(now)
-            self._log.numbers.extend((number, len(blob)))
-            self._log.blobs.append(blob)
+            blob = _NOT_DESCRIBED
+            try:
+                blob = orjson.dumps(_description(request, self._key)) + b"\0"
+                blob += _prefix_ids(request, self._key, self._told_by_content)
+            finally:
+                # What refers to the number needs it, even where this raises.
+                self._log.ops.append(Op.REQUEST)
+                self._log.times.append(now)
+                self._log.numbers.extend((number, len(blob)))
+                self._log.blobs.append(blob)
         return number
 
     def finish(self, request: Any, now: int) -> None:
@@ -67,26 +73,44 @@ class Requests:
         reason = self._reasons.get(request.status)
         if reason is None:
             reason = self._reasons[request.status] = _reason(request)
-        told = self.hashes_on_finish or reason == _ABORT
-        hashes = self._hashes_of(request) if told else ()
+        has_hashes = self.hashes_on_finish or reason == _ABORT
+        hashes = self._hashes_of(request) if has_hashes else ()
+        told = (
+            number,
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.num_computed_tokens,
+            len(hashes),
+            reason,
+        )
         log.ops.append(Op.FINISH)
         log.times.append(now)
-        log.numbers.extend(
-            (
-                number,
-                request.num_prompt_tokens,
-                request.num_output_tokens,
-                request.num_computed_tokens,
-                len(hashes),
-                reason,
-            )
-        )
+        log.numbers.extend(told)
         log.hashes.extend(hashes)
+
+    def tell_hashes(self) -> None:
+        """A request's block table no longer tells its contents."""
+        self.hashes_on_finish = True
+
+    def lose_ends(self) -> None:
+        """The hooks of a request's end are lost: the steps' outputs say who has ended."""
+        self.forgotten_by_steps = True
+
+    def forget(self, request_id: str, now: int, *, is_told: bool) -> None:
+        """The request has ended, and the hooks that would have said so are lost.
+
+        ``is_told`` says that ``finish`` was.
+        """
+        number = self.index.pop(request_id, None)
+        if number is not None and not is_told:
+            self._log.ops.append(Op.FINISH)
+            self._log.times.append(now)
+            self._log.numbers.extend((number, 0, 0, 0, 0, _OTHER))
 
     def leaving(self, request: Any, now: int) -> int:
         """The number of a request that gives up its blocks; one that has ended is forgotten."""
         # As vLLM's is_finished() has it, without the calls.
-        if request.status > self._preempted:
+        if request.status > self._preempted and not self.forgotten_by_steps:
             number = self.index.pop(request.request_id, None)
             if number is not None:
                 return number
@@ -115,7 +139,9 @@ def hash_bytes(block_hash: Any) -> Any:
 
 
 _HASH_MASK = (1 << 8 * HASH_BYTES) - 1
+_NOT_DESCRIBED = b'["",0]\0'
 _ABORT = REASONS.index("abort")
+_OTHER = REASONS.index("other")
 
 
 def _reason(request: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from profilemate.events import Op
 from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.parts import EngineParts, Part
 from profilemate.hooks.requests import Requests
 from profilemate.recorder import Recorder
 
@@ -29,13 +30,17 @@ class Steps:
         scheduler: Any,
         pools: list[Any],
         recorder: Recorder,
+        parts: EngineParts,
         requests: Requests,
         *,
         tabled: bool,
     ) -> None:
         self._scheduler = reference(scheduler)
         self._counts = own_method(scheduler, "get_request_counts") or _request_counts
-        self._free_counts = _free_counts_of(pools)
+        self._free_counts: Callable[[], Sequence[int]] = lambda: (0,) * len(pools)
+        with parts.blocks.attaching():
+            self._free_counts = _free_counts_of(pools)
+        self._parts = parts
         self._recorder = recorder
         self._log = recorder.log
         self._requests = requests
@@ -72,6 +77,10 @@ class Steps:
                 return
         self._idle_signature = signature
         prefill_tokens = self._assign(output)
+        if self._requests.forgotten_by_steps:
+            for request_id in output.finished_req_ids:
+                self.forget_prefill(request_id)
+                self._requests.forget(request_id, ended, is_told=not self._parts.requests.lost)
         self._requests.looked_up.clear()
         log.ops.append(Op.STEP)
         log.times.extend((began, ended))
@@ -79,7 +88,7 @@ class Steps:
             (running, waiting, tokens, prefill_tokens, len(output.num_scheduled_tokens))
         )
         log.numbers.extend(self._free_counts())
-        if tokens:
+        if tokens and not self._parts.updates.lost:
             recorder.step_ended(ended)
         else:
             recorder.flush()
@@ -171,7 +180,10 @@ class Steps:
 
     def _admit(self, request_id: str, computed: int, groups: Any, scheduled: dict[str, int]) -> int:
         """Tell that a request runs from now on; returns the tokens of its prompt in this step."""
-        log, number = self._log, self._requests.index[request_id]
+        log, number = self._log, self._requests.index.get(request_id)
+        request = self._scheduler().requests[request_id]
+        if number is None:
+            number = self._requests.number(request, time.monotonic_ns())
         groups = _by_group(groups)
         if groups and self._tabled and number in self._requests.looked_up:
             log.ops.append(Op.ADMIT_LOOKED_UP)
@@ -180,8 +192,8 @@ class Steps:
             log.ops.append(Op.ADMIT)
             log.numbers.extend((number, computed))
             log.ids.extend(groups or self._no_blocks)
-        request = self._scheduler().requests[request_id]
-        if not request.num_output_tokens and request.sampling_params is not None:
+        awaits = not (request.num_output_tokens or self._parts.updates.lost)
+        if awaits and request.sampling_params is not None:
             self._awaiting.append((number, request))
         left: int = request.num_tokens - computed
         tokens = scheduled[request_id]
@@ -203,13 +215,22 @@ class Steps:
         return total
 
 
-def watch(scheduler: Any, steps: Steps, recorder: Recorder, requests: Requests) -> None:
-    """Hook the methods of one scheduler."""
+def watch(
+    scheduler: Any, steps: Steps, recorder: Recorder, parts: EngineParts, requests: Requests
+) -> None:
+    """Hook the methods of one scheduler.
+
+    Raises:
+        AttributeError: it has no ``schedule``, so that nothing can be recorded.
+
+    """
     _watch_schedule(scheduler, steps, recorder)
-    _watch_update(scheduler, steps, recorder)
-    _watch_arrival(scheduler, recorder, requests)
-    _watch_end(scheduler, steps, recorder, requests)
-    _watch_abort(scheduler, steps, recorder)
+    with parts.updates.attaching():
+        _watch_update(scheduler, steps, parts.updates)
+    with parts.requests.attaching():
+        _watch_arrival(scheduler, parts.requests, requests)
+        _watch_end(scheduler, steps, parts.requests, requests)
+        _watch_abort(scheduler, steps, parts.requests)
 
 
 def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
@@ -228,7 +249,7 @@ def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
     recorder.on_stop(put(scheduler, "schedule", schedule))
 
 
-def _watch_update(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
+def _watch_update(scheduler: Any, steps: Steps, part: Part) -> None:
     original, this = required_method(scheduler, "update_from_output"), reference(scheduler)
 
     def update_from_output(*args: Any, **kwargs: Any) -> Any:
@@ -236,32 +257,32 @@ def _watch_update(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
         try:
             began = steps.updating()
         except Exception as error:
-            recorder.fail("update_from_output", error)
+            part.fail("update_from_output", error)
         try:
             return original(this(), *args, **kwargs)
         finally:
             try:
                 steps.updated(began)
             except Exception as error:
-                recorder.fail("update_from_output", error)
+                part.fail("update_from_output", error)
 
-    recorder.on_stop(put(scheduler, "update_from_output", update_from_output))
+    part.on_stop(put(scheduler, "update_from_output", update_from_output))
 
 
-def _watch_arrival(scheduler: Any, recorder: Recorder, requests: Requests) -> None:
+def _watch_arrival(scheduler: Any, part: Part, requests: Requests) -> None:
     original, this = required_method(scheduler, "add_request"), reference(scheduler)
 
     def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             requests.number(request, time.monotonic_ns())
         except Exception as error:
-            recorder.fail("add_request", error)
+            part.fail("add_request", error)
         return original(this(), request, *args, **kwargs)
 
-    recorder.on_stop(put(scheduler, "add_request", add_request))
+    part.on_stop(put(scheduler, "add_request", add_request))
 
 
-def _watch_end(scheduler: Any, steps: Steps, recorder: Recorder, requests: Requests) -> None:
+def _watch_end(scheduler: Any, steps: Steps, part: Part, requests: Requests) -> None:
     original, this = required_method(scheduler, "_free_request"), reference(scheduler)
 
     def _free_request(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -269,25 +290,25 @@ def _watch_end(scheduler: Any, steps: Steps, recorder: Recorder, requests: Reque
             requests.finish(request, time.monotonic_ns())
             steps.forget_prefill(request.request_id)
         except Exception as error:
-            recorder.fail("_free_request", error)
+            part.fail("_free_request", error)
         return original(this(), request, *args, **kwargs)
 
-    recorder.on_stop(put(scheduler, "_free_request", _free_request))
+    part.on_stop(put(scheduler, "_free_request", _free_request))
 
 
-def _watch_abort(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
+def _watch_abort(scheduler: Any, steps: Steps, part: Part) -> None:
     original, this = required_method(scheduler, "finish_requests"), reference(scheduler)
 
     def finish_requests(*args: Any, **kwargs: Any) -> Any:
         result = original(this(), *args, **kwargs)
         try:
-            if recorder.log.ops:
+            if part.log.ops:
                 steps.settle()
         except Exception as error:
-            recorder.fail("finish_requests", error)
+            part.fail("finish_requests", error)
         return result
 
-    recorder.on_stop(put(scheduler, "finish_requests", finish_requests))
+    part.on_stop(put(scheduler, "finish_requests", finish_requests))
 
 
 def _request_counts(scheduler: Any) -> tuple[int, int]:

@@ -18,6 +18,10 @@ NEWEST = "0.33.0"
 """The releases of vLLM between which all of this was looked up."""
 
 
+EVERYTHING = "everything"
+"""The part whose loss leaves nothing."""
+
+
 @dataclass(frozen=True)
 class Target:
     """A method that is watched.
@@ -27,7 +31,8 @@ class Target:
         owner: the class.
         method: its name.
         gives: what is recorded by it.
-        required: whether nothing of its table can be recorded without it.
+        part: the part of the recording (``events.PARTS``) that is lost without it, or
+            ``EVERYTHING``; empty: no more than what it gives.
         since: the first release that has it, before which nothing is missing; empty: all.
 
     """
@@ -36,7 +41,7 @@ class Target:
     owner: str
     method: str
     gives: str
-    required: bool = False
+    part: str = ""
     since: str = ""
 
 
@@ -50,18 +55,18 @@ GRAPH = "torch.cuda", "CUDAGraph"
 """Classes whose methods are watched: module and name."""
 
 TARGETS: tuple[Target, ...] = (
-    Target(*POOL, "get_new_blocks", "allocations and evictions", True),
-    Target(*POOL, "touch", "reuse", True),
-    Target(*POOL, "free_blocks", "frees", True),
-    Target(*POOL, "cache_full_blocks", "what becomes reusable", True),
-    Target(*POOL, "get_num_free_blocks", "usage", True),
+    Target(*POOL, "get_new_blocks", "allocations and evictions", "blocks"),
+    Target(*POOL, "touch", "reuse", "blocks"),
+    Target(*POOL, "free_blocks", "frees", "blocks"),
+    Target(*POOL, "cache_full_blocks", "what becomes reusable", "blocks"),
+    Target(*POOL, "get_num_free_blocks", "usage", "blocks"),
     Target(*POOL, "reset_prefix_cache", "resets of the prefix cache"),
     Target(*POOL, "evict_blocks", "explicit evictions", since="0.13"),
     Target(*POOL, "cache_partial_block", "contents that end inside a block", since="0.24"),
     Target(*POOL, "move_block_hashes", "contents that move to another block", since="0.26"),
     Target(*POOL, "unpin_blocks", "frees of pinned blocks", since="0.30"),
-    Target(*MANAGER, "free", "who gave blocks up, and preemptions", True),
-    Target(*MANAGER, "get_computed_blocks", "prefix-cache lookups"),
+    Target(*MANAGER, "free", "who gives blocks up, and with it the kv_cache tables", "frees"),
+    Target(*MANAGER, "get_computed_blocks", "prefix-cache lookups", "lookups"),
     Target(
         *MANAGER,
         "get_computed_blocks_for_connector",
@@ -69,15 +74,15 @@ TARGETS: tuple[Target, ...] = (
         since="0.27.1",
     ),
     Target(*MANAGER, "pop_blocks_for_free", "blocks that are parked", since="0.24"),
-    Target(*SCHEDULER, "schedule", "steps", True),
-    Target(*SCHEDULER, "update_from_output", "first tokens, and usage between steps", True),
-    Target(*SCHEDULER, "add_request", "arrivals", True),
-    Target(*SCHEDULER, "_free_request", "ends of requests", True),
-    Target(*SCHEDULER, "finish_requests", "aborts", True),
-    Target(*GRAPH, "capture_begin", "captures of CUDA graphs", True),
-    Target(*GRAPH, "capture_end", "captures of CUDA graphs", True),
-    Target(*GRAPH, "replay", "replays of CUDA graphs", True),
-    Target(*RUNNER, "execute_model", "executions", True),
+    Target(*SCHEDULER, "schedule", "steps", EVERYTHING),
+    Target(*SCHEDULER, "update_from_output", "first tokens, and usage between steps", "updates"),
+    Target(*SCHEDULER, "add_request", "arrivals", "requests"),
+    Target(*SCHEDULER, "_free_request", "ends of requests", "requests"),
+    Target(*SCHEDULER, "finish_requests", "aborts", "requests"),
+    Target(*GRAPH, "capture_begin", "captures of CUDA graphs", "graphs"),
+    Target(*GRAPH, "capture_end", "captures of CUDA graphs", "graphs"),
+    Target(*GRAPH, "replay", "replays of CUDA graphs", "graphs"),
+    Target(*RUNNER, "execute_model", "executions", "executions"),
     Target(*RUNNER, "_dummy_run", "which executions are dummies"),
     Target(
         *RUNNER,
@@ -87,7 +92,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(*RUNNER, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
     Target(*RUNNER, "capture_model", "graph memory as vLLM finds it"),
-    Target(*RUNNER_V2, "execute_model", "executions", True, since="0.12"),
+    Target(*RUNNER_V2, "execute_model", "executions", "executions", since="0.12"),
     Target(*RUNNER_V2, "_dummy_run", "which executions are dummies", since="0.12"),
     Target(*RUNNER_V2, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
     Target(*RUNNER_V2, "capture_model", "graph memory as vLLM finds it", since="0.12"),

@@ -81,15 +81,13 @@ def _watch(worker: Any, settings: config.Config) -> None:
     place, recorder = opened
     cuda = sys.modules["torch"].cuda
     recorded = graphs.Graphs(recorder, GpuTimer(cuda) if settings.gpu_timing else None)
-    try:
+    recorded_executions = executions.Executions(recorded)
+    with recorded.part.attaching():
         graphs.watch(recorded, cuda.CUDAGraph)
-        recorded_executions = executions.Executions(recorded)
-        executions.watch(worker.model_runner, recorded_executions)
-        _watch_start_up(worker, recorded_executions, recorder)
-    except Exception as error:
-        recorder.fail("attaching", error)
-        recorder.close()
-        return
+    if not recorded.part.lost:
+        with recorded.executions.attaching():
+            executions.watch(worker.model_runner, recorded_executions)
+    _watch_start_up(worker, recorded_executions, recorder)
     is_v2 = described["cuda_graphs"]["runner"] == "V2"
     owners = {
         targets.WORKER: [worker],

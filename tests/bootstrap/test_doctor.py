@@ -76,14 +76,22 @@ def test_all_is_there(vllm_user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("without", "code", "state"), [("evict_blocks", 1, "degraded"), ("touch", 2, "bad")]
+    ("without", "code", "state", "lost"),
+    [
+        ("evict_blocks", 1, "degraded", "explicit evictions"),
+        ("touch", 1, "degraded", "(lost: kv_cache_usage.csv"),
+        ("schedule", 2, "bad", "(lost: everything)"),
+    ],
 )
-def test_a_method_that_is_gone(vllm_user: User, without: str, code: int, state: str) -> None:
+def test_a_method_that_is_gone(
+    vllm_user: User, without: str, code: int, state: str, lost: str
+) -> None:
     write_targets(vllm_user, without)
-    got, found = asked(vllm_user)
-    pool = of_class(found, "BlockPool")
-    assert (got, pool["state"]) == (code, state)
-    assert f"without {without}: " in pool["found"]
+    got, findings = asked(vllm_user)
+    (found,) = [finding for finding in findings.values() if finding["state"] != "good"]
+    assert (got, found["state"]) == (code, state)
+    assert f"without {without}: " in found["found"]
+    assert lost in found["found"]
 
 
 def test_what_a_release_never_had_is_not_missing(vllm_user: User) -> None:

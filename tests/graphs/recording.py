@@ -110,7 +110,7 @@ def read(journal: Path) -> Told:
             told.replayed_entries.append(entry)
             told.times.append((launch, gpu - 1 if gpu else None))
             told.order.append(ended)
-        else:
+        elif op != Op.LOST:
             assert op == Op.REPLAY
             told.replays.append((event[1], event[2]))
     return told

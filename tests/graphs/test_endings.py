@@ -30,8 +30,13 @@ def assert_is_vllms_own(runner: Any) -> None:
     """Nothing is hooked, and everything works."""
     for name in HOOKED:
         assert not hasattr(getattr(runner.cuda.graph_class, name), "__wrapped__")
-    names = ("execute_model", "_dummy_run", "_determine_batch_execution_and_padding")
-    assert not vars(runner).keys() & {*names, "profile_cudagraph_memory", "capture_model"}
+    assert_runs(runner, {"profile_cudagraph_memory", "capture_model"})
+
+
+def assert_runs(runner: Any, also: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """No execution is watched, nor what else is named, and everything works."""
+    names = {"execute_model", "_dummy_run", "_determine_batch_execution_and_padding"}
+    assert not vars(runner).keys() & (names | also)
     for step in (decode(3), Output([5]), Output([30])):
         output = runner.execute_model(step)
         assert output is not None
@@ -68,48 +73,74 @@ def test_a_full_disk(
     assert_is_vllms_own(runner)
 
 
+@pytest.mark.parametrize("name", ["begin", "end"])
+@pytest.mark.parametrize("where", ["execute_model", "_dummy_run"])
+def test_executions_that_cannot_be_told(
+    runner: Any,
+    recording: Recording,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    where: str,
+) -> None:
+    """The timeline ends; captures and replays go on being counted."""
+    run = runner.execute_model if where == "execute_model" else runner._dummy_run
+    with monkeypatch.context() as patch:
+        patch.setattr(executions.Executions, name, fail)
+        assert run(decode(3) if where == "execute_model" else 3).tolist() == runner.outputs(3)
+    assert_runs(runner)
+    # Nothing waits for the recording's end, which may never come.
+    recording.recorder.flush()
+    told = read(recording.journal)
+    assert sum(graphs for _, graphs in told.replays) == runner.cuda.count("replay")
+    runner.capture_model()
+    captured, replayed = runner.cuda.count("end"), runner.cuda.count("replay")
+    said = capfd.readouterr().err
+    assert said.count("profilemate") == 1
+    assert f"no longer recorded: cuda_graph_timeline.csv ({where}: LookupError: lost)" in said
+    told = recording.end()
+    assert set(told.status["lost"]) == {"executions"}
+    assert len(told.captures) == captured
+    assert sum(graphs for _, graphs in told.replays) == replayed
+
+
+def fail(*_: Any) -> None:
+    """A hook of ours that does not work."""
+    raise LookupError("lost")
+
+
 @pytest.mark.parametrize(
-    ("owner", "name", "asked", "where"),
+    ("owner", "name", "where"),
     [
-        (executions.Executions, "begin", "execute", "execute_model"),
-        (executions.Executions, "end", "execute", "execute_model"),
-        (executions.Executions, "begin", "dummy", "_dummy_run"),
-        (executions.Executions, "end", "dummy", "_dummy_run"),
-        (graph_sources, "current", "capture", "capture_begin"),
-        (recorder.Recorder, "step_ended", "capture", "capture_end"),
+        (graph_sources, "current", "capture_begin"),
+        (recorder.Recorder, "step_ended", "capture_end"),
     ],
 )
-def test_a_hook_that_raises(
+def test_graphs_that_cannot_be_told(
     runner: Any,
     recording: Recording,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     owner: Any,
     name: str,
-    asked: str,
     where: str,
 ) -> None:
+    """What hangs on CUDA graphs ends, and is told in one line."""
     import torch
-
-    def fail(*_: Any) -> None:
-        raise LookupError("lost")
 
     monkeypatch.setattr(owner, name, fail)
     for _ in range(2):
-        if asked == "execute":
-            assert runner.execute_model(decode(3)).tolist() == runner.outputs(3)
-        elif asked == "dummy":
-            assert runner._dummy_run(3).tolist() == runner.outputs(3)
-        else:
-            graph = runner.cuda.graph_class()
-            with torch.cuda.graph(graph):
-                torch.zeros(1)
-            graph.replay()
+        graph = runner.cuda.graph_class()
+        with torch.cuda.graph(graph):
+            torch.zeros(1)
+        graph.replay()
     assert_is_vllms_own(runner)
     said = capfd.readouterr().err
-    assert said.count(f"recording stopped, {where} failed (LookupError: lost)") == 1
-    assert said.count("profilemate") <= 1
-    assert recording.end().status["failed"] == {where: "LookupError: lost"}
+    assert said.count("profilemate") == 1
+    assert f"cuda_graph_timeline.csv ({where}: LookupError: lost)" in said
+    lost = recording.end().status["lost"]
+    assert set(lost) == {"graphs", "executions"}
+    assert {told["reason"] for told in lost.values()} == {f"{where}: LookupError: lost"}
 
 
 def test_a_fork(runner: Any, recording: Recording) -> None:

@@ -169,9 +169,10 @@ def test_a_worker_that_is_not_known_is_told_and_runs(
 
     worker.watch(odd)
     said = capfd.readouterr().err
-    assert said.count("worker 0: recording stopped, attaching failed (AttributeError: ") == 1
+    assert said.count("no longer recorded: cuda_graph_timeline.csv (attaching: Attribute") == 1
     assert odd.model_runner.run() == 7
-    assert not hasattr(cuda.graph_class.replay, "__wrapped__")
+    assert hasattr(cuda.graph_class.replay, "__wrapped__")
+    assert set(read(journal(sessions)).status["lost"]) == {"executions"}
 
 
 def test_start_up_numbers_that_fail_do_not_end_the_recording(

@@ -59,3 +59,22 @@ def test_the_last_to_let_go_is_named(model: Path, tmp_path: Path) -> None:
     evicted = tables.rows("kv_cache_evictions.csv")
     shared = [row["owner_request"] for row in evicted if row["reuse_count"]]
     assert shared == ["request 1"] * 4
+
+
+def test_one_of_two_holders_is_parked(model: Path, tmp_path: Path) -> None:
+    """The other one ends as usual, and is then the last to hold the blocks that they shared."""
+    both: list[Operation] = [Add(0, SHARED, 16, 4), Steps(2), Add(0, SHARED, 16, 8), Steps(2)]
+    tables = run(model, tmp_path, [*both, Abort(1)])
+    assert moves(tables, "reuse") == [("request 2", 4)]
+    # 88 tokens, of which the last is not computed; 64 of them were shared.
+    assert moves(tables, "free")[-1] == ("request 1", 6)
+    assert tables.rows("kv_cache_usage.csv")[-1]["num_blocks"] == 0
+
+
+def test_a_request_that_was_parked_by_a_preemption_ends_as_any_other(
+    model: Path, tmp_path: Path
+) -> None:
+    adds: list[Operation] = [Add(family, 0, 100 + family, 120) for family in range(6)]
+    tables = run(model, tmp_path, adds)
+    assert sum(request["preemptions"] for request in tables.requests().values())
+    assert tables.rows("kv_cache_usage.csv")[-1]["num_blocks"] == 0

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a recording can be lost without the rest.
+
+A release of vLLM that moved or reshaped one method costs the tables that are told by it, no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from profilemate.hooks.instances import Undo
+from profilemate.hooks.requests import Requests
+from profilemate.recorder import Recorder
+
+
+class Part:
+    """Hooks whose tables are lost together: one of ``events.PARTS``.
+
+    To these hooks it is what the recorder is to others. They append whole events or nothing: what
+    can fail comes before the first append. ``carried`` are parts that are nothing without this one;
+    ``on_loss`` is called when it is lost.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: str,
+        *carried: Part,
+        on_loss: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.log = recorder.log
+        self.lost = False
+        self._recorder = recorder
+        self._name = name
+        self._carried = carried
+        self._on_loss = on_loss
+        self._undo: list[Undo] = []
+        recorder.on_stop(self._take_away)
+
+    def on_stop(self, undo: Undo) -> None:
+        """Call ``undo`` when this part is lost or the recorder stops: it takes a hook away."""
+        self._undo.append(undo)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """A hook of this part raised: the part is lost."""
+        lost = [part for part in (self, *self._carried) if not part.lost]
+        for part in lost:
+            part.lost = True
+            part._take_away()
+            part._on_loss()
+        if self in lost:
+            self._recorder.lose([part._name for part in lost], where, error)
+
+    @contextlib.contextmanager
+    def attaching(self) -> Iterator[None]:
+        """Lose the part where its hooks cannot be attached."""
+        try:
+            yield
+        except Exception as error:
+            self.fail("attaching", error)
+
+    def _take_away(self) -> None:
+        undo, self._undo = self._undo, []
+        for step in undo:
+            step()
+
+
+class EngineParts:
+    """The parts of what an engine records, its steps apart, without which there is nothing."""
+
+    def __init__(self, recorder: Recorder, requests: Requests) -> None:
+        self.blocks = Part(recorder, "blocks", on_loss=requests.tell_hashes)
+        self.frees = Part(recorder, "frees", self.blocks, on_loss=requests.lose_ends)
+        self.lookups = Part(recorder, "lookups")
+        self.requests = Part(recorder, "requests", on_loss=requests.lose_ends)
+        self.updates = Part(recorder, "updates")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import functools
 import importlib
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import analysis
 from tests.kv.recording import (
     TABLES,
     Clock,
@@ -71,6 +73,10 @@ def extend(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     def method(self: Any, *args: Any, hint: Any = None, **kwargs: Any) -> Any:
         return original(self, *args, **kwargs)
 
+    signature = inspect.signature(original)
+    hint = inspect.Parameter("hint", inspect.Parameter.KEYWORD_ONLY, default=None)
+    parameters = [*signature.parameters.values(), hint]
+    method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     patch.setattr(owner, name, method)
 
 
@@ -82,6 +88,7 @@ def pack(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         def __getitem__(self, key: Any) -> Any:
             raise TypeError("this is no list any more")
 
+    @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return Packed(original(self, *args, **kwargs))
 
@@ -181,6 +188,9 @@ def test_the_rest_is_recorded(
     lines = [line for line in capfd.readouterr().err.splitlines() if "profilemate" in line]
     assert len(lines) == 1
     assert "no longer recorded" in lines[0]
+    summary = analysis.summarize(analysis.open_session(ran.tables.folder))
+    told = [line for line in summary.warnings if "not recorded to the end" in line]
+    assert len(told) == len(lost)
     files = {file for part in lost for file in LOST_FILES.get(part, ())}
     columns = {column for part in lost for column in LOST_COLUMNS.get(part, ())}
     for table in set(TABLES) - files:

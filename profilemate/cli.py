@@ -19,7 +19,12 @@ from typing import NoReturn
 TRACEBACK = "PROFILEMATE_TRACEBACK"
 """Set to 1, it shows the traceback of an error that nobody expected."""
 
-_EXTRAS = {"polars": "analysis", "typer": "analysis", "plotly": "report"}
+_EXTRAS = {
+    "polars": "analysis",
+    "typer": "analysis",
+    "prometheus_client": "analysis",
+    "plotly": "report",
+}
 """Which extra has what may not be installed."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -4,7 +4,7 @@
     python scripts/environment.py VENV [VLLM]
 
 VLLM is a release of vLLM for CPUs in place of the usual one: one that wants the same torch.
-The environment gets the CPU build of torch, vLLM built for CPUs, and the pinned lists in requirements/.
+It gets the CPU build of torch, vLLM built for CPUs, and the pinned lists in requirements/.
 A stamp in VENV says what it was made from. While that still holds nothing is done; when
 anything differs, or a run was cut off, the environment is made anew. What pip says goes to
 VENV.log. Exit status: 0 done, 1 failed (one line and the end of the log on stderr), 2 wrong use.
@@ -65,7 +65,7 @@ def steps(venv: Path, vllm: str, alias: Path) -> list[Step]:
 
 
 def fingerprint(venv: Path, vllm: str) -> str:
-    """What an environment depends on: this file, the lists, the Python, the release, the place."""
+    """What an environment depends on: this file, the lists, the release, the Python, the place."""
     digest = hashlib.sha256()
     for part in (Path(__file__), VLLM_LIST, ALIAS, TOOLS_LIST):
         digest.update(part.read_bytes())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was found, as JSON for programs. ``docs/analyzer.md`` documents every key of a summary,
-``docs/compare-and-check.md`` those of a comparison and of a check.
+``docs/compare-and-check.md`` those of a comparison and of a check, ``docs/sweep.md`` a sweep's,
+``docs/whatif.md`` those of a replay, ``docs/plan.md`` those of a plan.
 
 The keys are the names of the dataclasses' fields. A figure that is not known, or of which there
 is none, is null; there is no NaN and no infinity.
@@ -15,16 +16,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.comparison import Comparison
+from analysis.engine_metrics import Reconciliation
 from analysis.gate import Checked
+from analysis.plan import Plan
+from analysis.plan.reality import Reality
 from analysis.summary import Summary
+from analysis.sweep import Sweep
+from analysis.whatif.curve import Curve
+from analysis.whatif.replayed import Replayed
 
 VERSION = 1
 """Goes up when a key changes its meaning or goes away, not when one is added."""
 
 
-def render(found: Summary | Comparison | Checked) -> str:
+_KINDS: Mapping[type, str] = {
+    Summary: "summary",
+    Comparison: "comparison",
+    Checked: "check",
+    Sweep: "sweep",
+    Reconciliation: "reconciliation",
+    Replayed: "whatif",
+    Curve: "curve",
+    Plan: "plan",
+    Reality: "plan",
+}
+
+Found = Summary | Comparison | Checked | Sweep | Reconciliation | Replayed | Curve | Plan | Reality
+
+
+def render(found: Found) -> str:
     """What was found as one JSON object, indented."""
-    kind = {Summary: "summary", Comparison: "comparison", Checked: "check"}[type(found)]
+    kind = _KINDS[type(found)]
     content = {f"{kind}_version": VERSION, **_plain(dataclasses.asdict(found))}
     return json.dumps(content, indent=2, allow_nan=False)
 

@@ -15,6 +15,7 @@ from analysis.series import (
     executions,
     gpu_memory,
     hit_rate,
+    miss_ratio_curve,
     pools,
     steps,
     timeline,
@@ -26,6 +27,7 @@ from analysis.series.evictions import EvictionRate
 from analysis.series.executions import ExecutionSeries
 from analysis.series.gpu_memory import GpuSeries
 from analysis.series.hit_rate import HitRate
+from analysis.series.miss_ratio_curve import MissRatioCurve
 from analysis.series.pools import PoolSeries
 from analysis.series.steps import StepSeries
 from analysis.series.timeline import Timeline
@@ -47,6 +49,7 @@ class Series:
     steps: StepSeries
     executions: ExecutionSeries
     gpus: tuple[GpuSeries, ...]
+    miss_ratio_curve: MissRatioCurve
 
 
 def measure(session: Session, summary: Summary) -> Series:
@@ -70,6 +73,7 @@ def measure(session: Session, summary: Summary) -> Series:
         steps=steps.measure(session, bins),
         executions=executions.measure(session, bins),
         gpus=gpu_memory.measure(session, bins),
+        miss_ratio_curve=miss_ratio_curve.measure(session),
     )
 
 

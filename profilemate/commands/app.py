@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,8 +13,12 @@ from profilemate.commands.check import check
 from profilemate.commands.compare import compare
 from profilemate.commands.doctor import doctor
 from profilemate.commands.finalize import finalize
+from profilemate.commands.plan import plan
+from profilemate.commands.reconcile import reconcile
 from profilemate.commands.report import report
 from profilemate.commands.summary import summary
+from profilemate.commands.sweep import sweep
+from profilemate.commands.whatif import whatif
 
 _VERBS: Mapping[str, Callable[..., None]] = {
     "summary": summary,
@@ -23,6 +27,15 @@ _VERBS: Mapping[str, Callable[..., None]] = {
     "check": check,
     "finalize": finalize,
     "doctor": doctor,
+    "plan": plan,
+    "sweep": sweep,
+    "reconcile": reconcile,
+    "whatif": whatif,
+}
+
+_SETTINGS: Mapping[str, dict[str, Any]] = {
+    # What follows the command that it runs is the command's.
+    "sweep": {"allow_interspersed_args": False},
 }
 
 
@@ -35,7 +48,7 @@ def application(verb: str | None) -> typer.Typer:
         return app
     app.callback(invoke_without_command=True)(_profilemate)
     for name, function in _VERBS.items():
-        app.command(name)(function)
+        app.command(name, context_settings=_SETTINGS.get(name))(function)
     return app
 
 

@@ -2,7 +2,7 @@
 """Keep vLLM from reporting our variables as unknown, or refusing to start over them.
 
 vLLM checks its environment against ``vllm.envs.environment_variables``: in
-``vllm.envs.validate_environ`` from 0.17.1, in ``Platform.validate_environ`` from 0.32. Whatever
+``vllm.envs.validate_environ`` from 0.17.1, in ``Platform.validate_environ`` from 0.31. Whatever
 is registered there also enters the key of the torch.compile cache, so our names are known to
 the check alone. Names that only look like ours stay vLLM's business.
 """

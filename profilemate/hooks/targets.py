@@ -71,7 +71,7 @@ TARGETS: tuple[Target, ...] = (
         *MANAGER,
         "get_computed_blocks_for_connector",
         "lookups of hybrid models with a connector",
-        since="0.27.1",
+        since="0.27",
     ),
     Target(*MANAGER, "pop_blocks_for_free", "blocks that are parked", since="0.24"),
     Target(*SCHEDULER, "schedule", "steps", EVERYTHING),

@@ -6,7 +6,8 @@
 For each release the Python files of its wheel are fetched, once, and put before the vLLM of this
 environment. A process of its own then drives the release's real Scheduler, KV cache manager and
 block pool, with profilemate attached as users attach it; the tables are compared with counts
-taken at the blocks themselves. Exit status: 0 all are exact, 1 some are not, 2 wrong use.
+taken at the blocks themselves. Then it is seen what the release does where releases differ. Exit
+status: 0 all are exact, 1 some are not, 2 wrong use.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import platform
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from scripts.vllm_matrix import page
@@ -36,6 +39,9 @@ def main() -> int:
     parser.add_argument(
         "--cache", type=Path, default=default_cache(), help="keep wheels' files here (%(default)s)"
     )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="releases that run at the same time (%(default)s)"
+    )
     options = parser.parse_args()
     everything = [release.version for release in RELEASES]
     try:
@@ -43,26 +49,33 @@ def main() -> int:
     except KeyError as error:
         parser.error(f"no release {error} among those that are checked: {', '.join(everything)}")
     print(f"Python {platform.python_version()}, {len(CASES)} cases", flush=True)
-    exact = True
-    for release in releases:
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="vllm-matrix-") as scratch:
-            result = _check(release, options.cache.absolute(), Path(scratch))
-        print(f"{page.line(result)} ({time.monotonic() - began:.0f} s)", flush=True)
-        for reason in result.reasons:
-            print(f"    {reason}", flush=True)
-        if options.update_docs:
-            page.update(result)
-        exact = exact and result.verdict is Verdict.EXACT
-    return int(not exact)
+    results = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for result, seconds in pool.map(partial(_check, options.cache.absolute()), releases):
+            results.append(result)
+            print(f"{page.line(result)} ({seconds:.0f} s)", flush=True)
+            for reason in result.reasons:
+                print(f"    {reason}", flush=True)
+            if options.update_docs:
+                page.update(result)
+    for name, before, was, after, now in page.changes(results):
+        print(f"{name}: {was} ({before}), {now} ({after})")
+    if options.update_docs and len(results) == len(RELEASES):
+        page.update_facts(results)
+    return int(any(result.verdict is not Verdict.EXACT for result in results))
 
 
-def _check(release: Release, cache: Path, scratch: Path) -> Result:
+def _check(cache: Path, release: Release) -> tuple[Result, float]:
+    """What came of it, and how long it took."""
+    began = time.monotonic()
     try:
         files = python_files(release, cache)
     except FetchError as error:
-        return Result(release.version, Verdict.UNTRIED, reasons=(str(error),))
-    return check(release.version, files, list(CASES), scratch)
+        result = Result(release.version, Verdict.UNTRIED, reasons=(str(error),))
+    else:
+        with tempfile.TemporaryDirectory(prefix="vllm-matrix-") as scratch:
+            result = check(release.version, files, list(CASES), Path(scratch))
+    return result, time.monotonic() - began
 
 
 if __name__ == "__main__":

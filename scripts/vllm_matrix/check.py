@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
 from scripts.vllm_matrix.compare import differences
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DRIVE_SECONDS = 600
+DRIVE_SECONDS = 1_800
 COLLECT_SECONDS = 60
+START_SECONDS = 5
+"""Within this a collector that was started has said that it is one."""
 
 
 class Verdict(Enum):
@@ -33,7 +35,7 @@ class Result:
     """What came of a release: the cases that were run, and why it is not exact.
 
     ``evictions``, ``preemptions`` and ``reused`` (blocks) say how much of it there was in all
-    cases together.
+    cases together. ``facts`` has in words what the release does, by fact.
     """
 
     version: str
@@ -43,6 +45,7 @@ class Result:
     evictions: int = 0
     preemptions: int = 0
     reused: int = 0
+    facts: dict[str, str] = field(default_factory=dict)
 
 
 def check(version: str, files: Path | None, cases: Sequence[str], scratch: Path) -> Result:
@@ -68,12 +71,18 @@ def check(version: str, files: Path | None, cases: Sequence[str], scratch: Path)
     (scratch / "log").write_text(done.stdout)
     if done.returncode:
         return Result(version, Verdict.UNTRIED, reasons=(_last_line(done.stdout),))
-    return _compared(version, [scratch / case for case in cases])
+    result = _compared(version, [scratch / case for case in cases])
+    return replace(result, facts=json.loads((scratch / "facts.json").read_text()))
 
 
 def _environment(files: Path | None, scratch: Path) -> dict[str, str]:
     path = [str(ROOT)] + ([str(files)] if files else [])
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        # A release's files are compiled once, not each time.
+        if not name.startswith("VLLM_") and name != "PYTHONDONTWRITEBYTECODE"
+    }
     return inherited | {
         "PYTHONPATH": os.pathsep.join(path),
         "HF_HUB_OFFLINE": "1",
@@ -106,20 +115,28 @@ def _compared(version: str, folders: list[Path]) -> Result:
             reasons.append(f"{folder.name}: no complete session")
             continue
         reasons += [f"{folder.name}: {line}" for line in differences(session, seen)]
-        evictions += len(seen["evicted"])
+        evictions += sum(len(pool["evicted"]) for pool in seen["pools"])
         preemptions += len(seen["preempted"])
-        reused += seen["reused"]
+        reused += sum(pool["reused"] for pool in seen["pools"])
     verdict = Verdict.DEGRADED if reasons else Verdict.EXACT
     return Result(version, verdict, tuple(ran), tuple(reasons), evictions, preemptions, reused)
 
 
 def _settled(folder: Path) -> Path | None:
-    """The session in this folder, once its collector has ended it; None where none comes."""
-    deadline = time.monotonic() + COLLECT_SECONDS
-    while time.monotonic() < deadline:
-        for metadata in folder.glob("session_*/metadata.json"):
-            if json.loads(metadata.read_text())["ended_at"]:
-                return metadata.parent
+    """The session in this folder, once its collector has ended it; None where none comes.
+
+    The process that recorded has ended, so nothing begins any more.
+    """
+    session = next(folder.glob("session_*"), None)
+    if session is None:
+        return None
+    began, lock = time.monotonic(), session / "journal" / "collector.lock"
+    while (waited := time.monotonic() - began) < COLLECT_SECONDS:
+        metadata = session / "metadata.json"
+        if metadata.exists() and json.loads(metadata.read_text())["ended_at"]:
+            return session
+        if waited > START_SECONDS and not lock.exists():
+            return None
         time.sleep(0.1)
     return None
 

@@ -25,7 +25,7 @@ def differences(session: Path, seen: dict[str, Any]) -> Iterator[str]:
     for what, told, counted in _pairs(session, seen):
         if told != counted:
             yield f"{what}: {_difference(told, counted)}"
-    if seen["cached"]:
+    if any(pool["cached"] for pool in seen["pools"]):
         yield from _contents(_requests(session), seen["prompts"])
 
 
@@ -64,12 +64,48 @@ def _contents(requests: list[dict[str, Any]], prompts: dict[str, list[str]]) -> 
 
 def _pairs(session: Path, seen: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """What is compared, what the tables say, and what was counted."""
-    moves = _rows(session, "kv_cache_allocations")
-    evictions = _rows(session, "kv_cache_evictions")
-    usage = _rows(session, "kv_cache_usage")
+    for number, counted in enumerate(seen["pools"]):
+        where = f" of pool {number}" if len(seen["pools"]) > 1 else ""
+        for what, told, counts in _pairs_of_pool(session, str(number), counted):
+            yield what + where, told, counts
     steps = [row for row in _rows(session, "scheduler_steps") if row["scheduled_tokens"] != "0"]
     lookups = [row for row in _rows(session, "prefix_cache_lookups") if row["admitted"] == "1"]
     requests = {row["request_id"]: row for row in _requests(session)}
+    scheduled = [(int(row["scheduled_tokens"]), int(row["scheduled_reqs"])) for row in steps]
+    yield "steps (tokens, requests)", scheduled, list(map(tuple, seen["steps"]))
+    preempted = sum(int(row["preempted_reqs"]) for row in _rows(session, "scheduler_steps"))
+    yield "preemptions in all steps", preempted, len(seen["preempted"])
+    yield (
+        "preemptions by request",
+        {name: row["preemptions"] for name, row in requests.items() if row["preemptions"]},
+        dict(Counter(seen["preempted"])),
+    )
+    hits = Counter(_column(requests, "hit_tokens"))
+    hits.update(_column(requests, "external_hit_tokens"))
+    yield "hit tokens by request", dict(hits), seen["hits"]
+    found: Counter[str] = Counter()
+    for row in lookups:
+        found[row["request_id"]] += int(row["hit_tokens"])
+    if seen["block_size"]:
+        yield (
+            "hit tokens of all admitted lookups, by request",
+            {name: tokens for name, tokens in found.items() if tokens},
+            {name: blocks * seen["block_size"] for name, blocks in seen["reused_by"].items()},
+        )
+    external: Counter[str] = Counter()
+    for row in lookups:
+        external[row["request_id"]] += int(row["external_hit_tokens"])
+    yield "tokens loaded by the connector, by request", +external, Counter(seen["loaded"])
+    yield "output tokens by request", _column(requests, "output_length"), seen["outputs"]
+
+
+def _pairs_of_pool(
+    session: Path, pool: str, seen: dict[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    moves, evictions, usage = (
+        [row for row in _rows(session, table) if row["pool"] == pool]
+        for table in ("kv_cache_allocations", "kv_cache_evictions", "kv_cache_usage")
+    )
     for event, counted in (
         ("allocate", "allocated"),
         ("reuse", "reused"),
@@ -88,26 +124,6 @@ def _pairs(session: Path, seen: dict[str, Any]) -> Iterator[tuple[str, Any, Any]
         told_usage,
         {tuple(state[:3]): f"{state[3]:.2f}" for state in seen["states"]},
     )
-    scheduled = [(int(row["scheduled_tokens"]), int(row["scheduled_reqs"])) for row in steps]
-    yield "steps (tokens, requests)", scheduled, list(map(tuple, seen["steps"]))
-    preempted = sum(int(row["preempted_reqs"]) for row in _rows(session, "scheduler_steps"))
-    yield "preemptions in all steps", preempted, len(seen["preempted"])
-    yield (
-        "preemptions by request",
-        {name: row["preemptions"] for name, row in requests.items() if row["preemptions"]},
-        dict(Counter(seen["preempted"])),
-    )
-    yield "hit tokens by request", _column(requests, "hit_tokens"), seen["hits"]
-    found: Counter[str] = Counter()
-    for row in lookups:
-        found[row["request_id"]] += int(row["hit_tokens"])
-    if seen["block_size"]:
-        yield (
-            "hit tokens of all admitted lookups, by request",
-            {name: tokens for name, tokens in found.items() if tokens},
-            {name: blocks * seen["block_size"] for name, blocks in seen["reused_by"].items()},
-        )
-    yield "output tokens by request", _column(requests, "output_length"), seen["outputs"]
 
 
 def _column(requests: dict[str, Any], name: str) -> dict[str, Any]:

@@ -5,7 +5,8 @@
 
 This runs in a process of its own for each release, with profilemate attached as its users do it.
 The sessions of each case go to FOLDER/CASE, beside counts.json with what was counted by
-other means. What ended a case is in error.txt there.
+other means. What ended a case is in error.txt there. What the release does, by fact, goes to
+FOLDER/facts.json.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 import traceback
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from importlib import import_module
@@ -21,13 +23,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from scripts.vllm_matrix import adapt
+from profilemate.replay import parts
+from scripts.vllm_matrix import adapt, facts
 from scripts.vllm_matrix.cases import CASES, Case
 from scripts.vllm_matrix.counters import Watch
 from tests.support.scheduler import trace_requests, write_model
 
 SHORT_TOKENS = 400
 """The trace's requests that are longer than this, prompt and answer, are left out."""
+MAX_STEPS = 20_000
+"""More than any case takes."""
 
 
 @dataclass
@@ -36,25 +41,26 @@ class Run:
 
     ``steps`` has scheduled tokens and scheduled requests of each step that scheduled any.
     ``hits`` has by request the tokens that its first admission did not have to compute, and
-    ``outputs`` those of its answer. ``prompts`` stand by request for what its prompt's full
-    blocks hold, each with all that comes before it.
+    ``outputs`` those of its answer. ``loaded`` has those that its connector loaded. ``prompts``
+    stand by request for what its prompt's full blocks hold, each with all that comes before it.
     """
 
     steps: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     hits: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
+    loaded: dict[str, int] = field(default_factory=dict)
     prompts: dict[str, list[str]] = field(default_factory=dict)
 
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     model = write_model(folder / "model")
-    adapt.prepare_libraries()
+    parts.prepare_libraries()
     # Every hook's module, so that it shows where one no longer fits.
     for module in ("v1.core.sched.scheduler", "v1.engine.core", "v1.worker.worker_base"):
         import_module(f"vllm.{module}")
-    adapt.tell_of_the_model()
+    parts.tell_of_the_model()
     watch = Watch()
     with watch.watching():
         for name in arguments[1:]:
@@ -67,6 +73,8 @@ def main(arguments: list[str]) -> int:
                 (place / "error.txt").write_text(traceback.format_exc())
             else:
                 (place / "counts.json").write_text(seen)
+    os.environ["VLLM_PROFILING"] = "0"
+    (folder / "facts.json").write_text(json.dumps(facts.observe(model)))
     return 0
 
 
@@ -75,28 +83,50 @@ def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any] | None:
     if not case.exists():
         return None
     scheduler = case.build(model)
-    watch.begin([scheduler.kv_cache_manager.block_pool])
+    watch.begin(_pools(scheduler.kv_cache_manager))
     run = Run()
-    arrivals = trace_requests(adapt.RequestMaker(), max_model_len=SHORT_TOKENS)
+    arrivals = trace_requests(parts.RequestMaker(adapt.BLOCK_SIZE), max_model_len=SHORT_TOKENS)
     pending = [request for _, request in islice(arrivals, case.requests)]
     run.hits = {request.request_id: 0 for request in pending}
     run.prompts = {request.request_id: _prefixes(request.prompt_token_ids) for request in pending}
     for request in pending:
         scheduler.add_request(request)
-    step = 0
-    while scheduler.has_unfinished_requests():
-        _step(scheduler, run, watch)
-        step += 1
-        case.after_step(scheduler, step)
-        watch.look()
+    _run(case, scheduler, run, watch)
     case.at_end(scheduler)
     watch.look()
     run.outputs = {request.request_id: request.num_output_tokens for request in pending}
-    return (
-        {"block_size": adapt.BLOCK_SIZE if case.plain else None}
-        | asdict(run)
-        | asdict(watch.counts)
-    )
+    run.loaded = getattr(scheduler.connector, "loaded", {})
+    return asdict(run) | {
+        "block_size": adapt.BLOCK_SIZE if case.plain else None,
+        "reused_by": watch.reused_by,
+        "pools": [asdict(counts) for counts in watch.counts],
+    }
+
+
+def _pools(manager: Any) -> list[Any]:
+    """The manager's pool, and those that groups have of their own."""
+    groups = getattr(getattr(manager, "coordinator", None), "single_type_managers", ())
+    pools = [manager.block_pool, *(group.block_pool for group in groups)]
+    return list({id(pool): pool for pool in pools}.values())
+
+
+def _run(case: Case, scheduler: Any, run: Run, watch: Watch) -> None:
+    """Step until nothing is left: no request, no blocks of one, and no results to come."""
+    in_flight: deque[tuple[Any, Any]] = deque()
+    step = 0
+    while scheduler.requests or in_flight:
+        assert step < MAX_STEPS, f"not done in {step} steps"
+        step += 1
+        if scheduler.requests:
+            output = _schedule(scheduler, run)
+            in_flight.append((output, adapt.answer(scheduler, output)))
+            watch.look()
+            case.in_step(scheduler, step)
+        if len(in_flight) > case.lag or not scheduler.requests:
+            scheduler.update_from_output(*in_flight.popleft())
+            watch.look()
+            case.after_step(scheduler, step)
+            watch.look()
 
 
 def _prefixes(tokens: list[int]) -> list[str]:
@@ -105,10 +135,9 @@ def _prefixes(tokens: list[int]) -> list[str]:
     return [blake2b(repr(tokens[:end]).encode(), digest_size=8).hexdigest() for end in ends]
 
 
-def _step(scheduler: Any, run: Run, watch: Watch) -> None:
+def _schedule(scheduler: Any, run: Run) -> Any:
     running = list(scheduler.running)
     output = scheduler.schedule()
-    watch.look()
     tokens = output.total_num_scheduled_tokens
     if tokens:
         run.steps.append((tokens, len(output.num_scheduled_tokens)))
@@ -117,8 +146,7 @@ def _step(scheduler: Any, run: Run, watch: Watch) -> None:
             run.preempted.append(request.request_id)
     for data in output.scheduled_new_reqs:
         run.hits[data.req_id] = data.num_computed_tokens
-    scheduler.update_from_output(output, adapt.answer(scheduler, output))
-    watch.look()
+    return output
 
 
 if __name__ == "__main__":

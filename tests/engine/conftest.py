@@ -24,12 +24,15 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def servers(lab: Lab) -> Iterator[tuple[Server, Server]]:
     """Two servers, started in the same moment, whose sessions go to one folder.
 
-    The first refuses to start over a variable that it does not know, and has all of ours.
+    The first refuses to start over a variable that it does not know, and has all of ours; it
+    keeps vLLM's own metrics of every block.
     """
     here = {"VLLM_PROFILING_DIR": str(lab.sessions("servers"))}
     ours = {"VLLM_PROFILING": "1", "VLLM_ENABLE_PROFILING": "1", "VLLM_PROFILING_VERBOSE": "1"}
+    strict = ("--fail-on-environ-validation",)
+    metrics = ("--kv-cache-metrics", "--kv-cache-metrics-sample=1.0")
     with (
-        lab.server("first", "--fail-on-environ-validation", **here, **ours) as first,
+        lab.server("first", *strict, *metrics, **here, **ours) as first,
         lab.server("second", **here) as second,
     ):
         for server in (first, second):

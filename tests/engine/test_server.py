@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from analysis import open_session
+from analysis.engine_metrics import parse, reconcile
 from demo.server import Server
 from tests.support import engine
 from tests.support.engine import Answer, Lab, answer
@@ -34,6 +37,8 @@ class Served:
     """Values of vLLM's gauge while it was under load, as a percentage with two decimals."""
     metrics: str
     """vLLM's metrics when all was done."""
+    metrics_under_load: tuple[str, float]
+    """vLLM's metrics while it was under load, and when, in seconds since 1970."""
     bench_log: str
 
 
@@ -51,7 +56,10 @@ def served(servers: tuple[Server, Server], lab: Lab) -> Served:
     rows_while_running = len(engine.requests(session))
     left = Answer(port, tokens(2, 100), 1500).read(5)
     left.close()
-    bench_log, usage_gauge = load(lab, port)
+    bench_log, pages = load(lab, port)
+    usage_gauge = {
+        round(100 * engine.metric(page, "vllm:kv_cache_usage_perc"), 2) for page, _ in pages
+    }
     metrics = engine.get(port, "/metrics")
     server.stop()
     engine.wait_for(
@@ -60,24 +68,25 @@ def served(servers: tuple[Server, Server], lab: Lab) -> Served:
         engine.on_this_machine(engine.SETTLED_SECONDS),
     )
     log = server.log.read_text(errors="replace")
-    return Served(session, log, rows_while_running, usage_gauge, metrics, bench_log)
+    busy = [at for at in pages if engine.metric(at[0], "vllm:num_requests_running")]
+    under_load = busy[len(busy) // 2]
+    return Served(session, log, rows_while_running, usage_gauge, metrics, under_load, bench_log)
 
 
-def load(lab: Lab, port: int) -> tuple[str, set[float]]:
-    """Run ``vllm bench serve``, and watch vLLM's gauge of the KV cache's usage meanwhile."""
-    gauge: set[float] = set()
+def load(lab: Lab, port: int) -> tuple[str, list[tuple[str, float]]]:
+    """Run ``vllm bench serve``, and take vLLM's metrics meanwhile, with the time of each page."""
+    pages: list[tuple[str, float]] = []
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.1):
-            page = engine.get(port, "/metrics")
-            gauge.add(round(100 * engine.metric(page, "vllm:kv_cache_usage_perc"), 2))
+            pages.append((engine.get(port, "/metrics"), time.time()))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
         options = engine.bench_options(lab.model, port, BENCH_PROMPTS, BENCH_OUTPUT)
-        return lab.vllm("bench", *options), gauge
+        return lab.vllm("bench", *options), pages
     finally:
         done.set()
         watcher.join()
@@ -154,6 +163,31 @@ def test_usage_is_what_vllms_gauge_shows(served: Served) -> None:
     assert len(served.usage_gauge) > 1, "the gauge was not seen to move"
     assert served.usage_gauge <= recorded | {0.0}
     assert engine.metric(served.metrics, "vllm:kv_cache_usage_perc") == 0
+
+
+def test_vllms_metrics_agree_with_the_session(served: Served) -> None:
+    session = open_session(served.session)
+    found = reconcile(session, parse(served.metrics, "metrics"))
+    rows = {row.metric.removeprefix("vllm:"): row for row in found.rows}
+    assert (found.missing, found.doubts) == ((), ())
+    equal = ("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "num_preemptions")
+    assert {rows[name].verdict for name in equal} == {"equal"}
+    # One client left: to vLLM that is no ended request.
+    assert rows['request_success{finished_reason="abort"}'].difference == -1
+    # The load overflows the pool; what it reuses has content, but for what requests end in.
+    lifetimes = rows["kv_block_lifetime_seconds_count"]
+    assert lifetimes.session is not None
+    assert lifetimes.vllm > lifetimes.session > 0
+    assert found.agrees, [row for row in found.rows if row.verdict == "unexplained"]
+
+
+def test_a_page_from_under_load_agrees_as_well(served: Served) -> None:
+    page, taken = served.metrics_under_load
+    found = reconcile(open_session(served.session), parse(page, "metrics", taken))
+    queries = next(row for row in found.rows if row.metric == "vllm:prefix_cache_queries")
+    assert queries.difference is not None
+    assert queries.difference < 0, "the load went on after it"
+    assert found.agrees, [row for row in found.rows if row.verdict == "unexplained"]
 
 
 def test_vllm_knows_our_variables(served: Served) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from scripts.vllm_matrix import check as matrix_check
 from scripts.vllm_matrix import page
 from scripts.vllm_matrix.check import Result, Verdict, check
 from scripts.vllm_matrix.compare import differences
+from scripts.vllm_matrix.facts import FACTS
 from scripts.vllm_matrix.releases import QUICK, RELEASES, named
 
-CASES = ("cached", "aborts", "reset")
+CASES = ("cached", "aborts", "reset", "parked", "connector", "partial", "pools")
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,35 @@ def test_what_metadata_says_is_found(
     assert what in line
 
 
+def test_blocks_of_another_pool_are_found(result: Result, scratch: Path, tmp_path: Path) -> None:
+    session, seen = copy_of(scratch / "pools", tmp_path)
+    seen["pools"].reverse()
+    found = list(differences(session, seen))
+    assert any(line.startswith("evicted blocks of pool 1") for line in found), found
+
+
+def test_loaded_tokens_that_are_missing_are_found(
+    result: Result, scratch: Path, tmp_path: Path
+) -> None:
+    session, seen = copy_of(scratch / "connector", tmp_path)
+    name = next(iter(seen["loaded"]))
+    seen["loaded"][name] += 16
+    (line,) = differences(session, seen)
+    assert line.startswith("tokens loaded by the connector")
+    assert line.endswith(name)
+
+
+def test_a_session_that_never_began_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix_check, "START_SECONDS", 0)
+    monkeypatch.setattr(matrix_check, "COLLECT_SECONDS", 1e9)
+    assert matrix_check._settled(tmp_path) is None
+    # One without a collector.
+    (tmp_path / "session_x" / "journal").mkdir(parents=True)
+    assert matrix_check._settled(tmp_path) is None
+
+
 def test_a_content_id_that_stands_for_two_contents_is_found(
     result: Result, scratch: Path, tmp_path: Path
 ) -> None:
@@ -140,8 +171,34 @@ def test_the_page_keeps_other_rows_and_text(tmp_path: Path) -> None:
     rows = [line for line in text.splitlines() if line.startswith("| 0.")]
     assert rows == [
         r"| 0.9.2 | cannot be tried | 0 | 0 | 0 | 0 | no a\|b |",
-        "| 0.10.2 | degraded | 3 | 8 | 6 | 7 | cached: 1; reset: 2 |",
+        f"| 0.10.2 | degraded | {len(CASES)} | 8 | 6 | 7 | cached: 1; reset: 2 |",
     ]
+
+
+def test_the_page_says_what_changed_from_one_release_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "releases.md"
+    path.write_text(f"Text.\n\n{page._MARK}\n")
+    first, second, *_ = FACTS
+    seen = {"0.9.2": ("a", "x"), "0.10.0": ("a", "y"), "0.10.2": ("b", "x")}
+    page.update(Result("0.9.2", Verdict.EXACT), path)
+    page.update_facts(
+        [
+            Result(
+                version, Verdict.EXACT, facts=dict.fromkeys(FACTS, "") | {first: one, second: two}
+            )
+            for version, (one, two) in seen.items()
+        ],
+        path,
+    )
+    # Rows of releases come and go without these.
+    page.update(Result("0.10.2", Verdict.EXACT), path)
+    assert [line for line in path.read_text().splitlines() if first in line or second in line] == [
+        f"| {first} | 0.10.0 | a | 0.10.2 | b |",
+        f"| {second} | 0.9.2 | x | 0.10.0 | y |",
+        f"| {second} | 0.10.0 | y | 0.10.2 | x |",
+    ]
+    for version, (one, two) in seen.items():
+        assert page.facts_of(version, path) == {first: one, second: two}
 
 
 def test_releases_are_in_order_and_quick_ones_among_them() -> None:

@@ -27,6 +27,7 @@ from analysis.renderers.html import (
     holders,
     key_figures,
     memory,
+    miss_ratio_curve,
     misses,
     parts,
     pool,
@@ -55,10 +56,10 @@ def render(summary: Summary, series: Series) -> str:
     if session.state != "complete":
         state = "Still running" if session.state == "running" else "Cut off"
         notes.insert(0, f"{state}: {session.note or ''}")
-    plotly, script = get_plotlyjs(), _asset("page.js")
-    return Template(_asset("page.html")).substitute(
-        policy=_policy(plotly, script),
-        style=_asset("page.css"),
+    plotly, script = get_plotlyjs(), asset("page.js")
+    return Template(asset("page.html")).substitute(
+        policy=policy(plotly, script),
+        style=asset("page.css"),
         title=parts.text(session.session_id),
         directory=parts.text(session.directory),
         notes=parts.paragraphs(notes, "note"),
@@ -81,7 +82,13 @@ def sections_of(report: Report) -> list[Section]:
         (
             "prefix-cache",
             "Prefix cache",
-            (prefix_cache.charts, misses.charts, reuse.charts, families.charts),
+            (
+                prefix_cache.charts,
+                misses.charts,
+                miss_ratio_curve.charts,
+                reuse.charts,
+                families.charts,
+            ),
         ),
         ("evictions", "Evictions", (evictions.charts, regret.charts)),
         ("requests", "Requests", (requests.charts, waiting.charts, costs.charts)),
@@ -96,11 +103,12 @@ def sections_of(report: Report) -> list[Section]:
     return [section for section in sections if section.charts]
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file that lies beside this module."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy(*scripts: str) -> str:
+def policy(*scripts: str) -> str:
     """Only these scripts run, and nothing is fetched. (plotly.js writes styles as it draws.)"""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do vLLM's own metrics and the session say the same, and where they do not, why?
+
+``page`` reads what vLLM's ``/metrics`` says, ``beside`` holds it against the session's tables.
+"""
+
+from __future__ import annotations
+
+from analysis.engine_metrics.beside import Part, Reconciliation, Row, reconcile
+from analysis.engine_metrics.page import Page, parse
+
+__all__ = ["Page", "Part", "Reconciliation", "Row", "parse", "reconcile"]

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does a config.json say about the layers of its model?
+
+The names are Hugging Face's; what a family does with them is what vLLM's classes of that family
+do (``tests/plan`` builds these and compares). A configuration with a mechanism that is not known
+here is refused: a plan without it would be wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.errors import RuleError
+from analysis.plan.model import Attention, Layer, Model, State
+from analysis.plan.parameters import estimate
+
+FILE = "config.json"
+
+_NOT_KNOWN = {
+    "index_topk": "a sparse attention's index",
+    "compress_ratios": "a compressed cache",
+    "attention_chunk_size": "attention within chunks",
+    "global_head_dim": "heads of several sizes",
+    "block_configs": "layers of several shapes",
+    "linear_attn_config": "linear attention of another kind",
+    "is_encoder_decoder": "an encoder's cache",
+    "attn_type_list": "linear attention of another kind",
+}
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
+_ALTERNATING = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3_text": 6, "gemma3": 6}
+"""Families of which every n-th layer attends to everything, the others within a window."""
+_PLAIN_MAMBA = ("mamba", "mamba2", "falcon_mamba")
+
+
+class Config:
+    """The entries of a config.json, each noted with the figure that it gave."""
+
+    def __init__(self, entries: Mapping[str, Any], name: str) -> None:
+        text = entries.get("text_config")
+        inner = text if isinstance(text, Mapping) else {}
+        self._entries = {**entries, **{key: value for key, value in inner.items() if value != []}}
+        self.name = name
+        self.sources: dict[str, str] = {}
+
+    def get(self, *keys: str) -> Any:
+        """The first of these entries that there is, None where there is none."""
+        values = map(self._entries.get, keys)
+        return next((value for value in values if value is not None), None)
+
+    def whole(self, figure: str, *keys: str, default: int | None = None) -> int:
+        """The whole number, from 1 on, that the first of these entries states.
+
+        Raises:
+            RuleError: none of them is there, or it is no such number.
+
+        """
+        for key in keys:
+            value = self._entries.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**9:
+                raise RuleError(f"{self.name}: {key} is {value!r}, not a whole number from 1 on")
+            self.sources[figure] = f"{FILE}: {key}"
+            return value
+        if default is None:
+            raise RuleError(
+                f"{self.name} has no {' or '.join(keys)}; give --layers, --kv-heads and "
+                "--head-size in its place"
+            )
+        return default
+
+    def count(self, *keys: str, default: int = 0) -> int:
+        """The number, 0 or more, that the first of these entries states.
+
+        Raises:
+            RuleError: it is no such number.
+
+        """
+        value = self.get(*keys)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
+            raise RuleError(f"{self.name}: {keys[0]} is {value!r}, not a whole number")
+        return value
+
+    def words(self, *keys: str) -> list[Any]:
+        """The list of the first of these entries, empty where there is none."""
+        value = self.get(*keys)
+        return value if isinstance(value, list) else []
+
+    @property
+    def family(self) -> str:
+        return str(self.get("model_type") or "")
+
+
+def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
+    """The model of a config.json, or of the folder that holds one.
+
+    Raises:
+        RuleError: there is none, it is no JSON object, or it holds what is not known here.
+
+    """
+    given = Path(path)
+    file = given / FILE if given.is_dir() else given
+    try:
+        entries = json.loads(file.read_text())
+    except OSError as error:
+        raise RuleError(
+            f"cannot read {file}: {error.strerror or error}; name a model's folder or its {FILE}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise RuleError(f"{file} is not JSON: {error}; name a model's {FILE}") from None
+    if not isinstance(entries, dict):
+        raise RuleError(f"{file} is not a JSON object; name a model's {FILE}")
+    return model(entries, name or str(given))
+
+
+def model(entries: Mapping[str, Any], name: str) -> Model:
+    """The model that these entries of a config.json describe.
+
+    Raises:
+        RuleError: an entry is missing, makes no sense, or is not known here.
+
+    """
+    config = Config(entries, name)
+    _refuse_unknown(config)
+    count = config.whole("layers", "num_hidden_layers", "n_layer", "num_layers")
+    if count > 10_000:
+        raise RuleError(f"{name}: {count:,} layers; a model has fewer")
+    layers = tuple(_layer(config, number, count) for number in range(count))
+    method, width = _quantization(config)
+    return Model(
+        name=name,
+        dtype=_dtype(config),
+        layers=layers,
+        max_model_len=_max_model_len(config),
+        parameters=estimate(config, layers),
+        quantization=method,
+        quantized_bytes=width,
+        sources=config.sources,
+    )
+
+
+def _refuse_unknown(config: Config) -> None:
+    for key, what in _NOT_KNOWN.items():
+        if config.get(key):
+            raise RuleError(
+                f"{config.name} has {what} ({key}), which is not planned here; give --layers, "
+                "--kv-heads and --head-size of what it keeps, or see what a session measured"
+            )
+    if config.family in _PLAIN_MAMBA:
+        raise RuleError(f"{config.name} keeps no keys and values: there is nothing to plan")
+
+
+def _layer(config: Config, number: int, count: int) -> tuple[Layer, ...]:
+    """What layer ``number`` of ``count`` keeps."""
+    if number >= count - config.count("num_kv_shared_layers"):
+        return ()
+    kind = _kind(config, number)
+    if kind == "nothing":
+        return ()
+    if kind == "both":
+        return (_attention(config, None), _mamba2(config))
+    if kind == "state":
+        return (_state(config),)
+    return (_attention(config, _window(config, number)),)
+
+
+_LISTED = {
+    "mamba": "state",
+    "linear_attention": "state",
+    "attention": "attention",
+    "full_attention": "attention",
+    "sliding_attention": "attention",
+    "mlp": "nothing",
+    "moe": "nothing",
+}
+_LETTERS = {"M": "state", "*": "attention"}
+"""Of Nemotron-H's pattern; the other letters are layers that keep nothing."""
+
+
+def _kind(config: Config, number: int) -> str:
+    """Whether this layer keeps a state, keys and values, both or nothing."""
+    family = config.family
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return _LETTERS.get(pattern[number : number + 1], "nothing")
+    if family == "falcon_h1":
+        return "both"
+    if family == "jamba":
+        offset = config.count("attn_layer_offset", default=4)
+        return _every(config.count("attn_layer_period", default=8), number - offset)
+    listed = config.words("layer_types", "layers_block_type")
+    if number < len(listed):
+        return _known(config, listed[number])
+    if family == "qwen3_next":
+        return _every(config.count("full_attention_interval", default=4), number + 1)
+    if family == "bamba":
+        return "attention" if number in config.words("attn_layer_indices") else "state"
+    return "attention"
+
+
+def _every(period: int, number: int) -> str:
+    """Attention in one layer of a period, states in the others."""
+    return "attention" if number % max(1, period) == 0 else "state"
+
+
+def _known(config: Config, word: Any) -> str:
+    kind = _LISTED.get(word) if isinstance(word, str) else None
+    if kind is None:
+        raise RuleError(
+            f"{config.name} has layers of a kind not known here ({word!r}); give --layers, "
+            "--kv-heads and --head-size of what it keeps, or see what a session measured"
+        )
+    return kind
+
+
+def _attention(config: Config, window: int | None) -> Attention:
+    heads = config.whole("heads", "num_attention_heads", "n_head")
+    if config.family in _LATENT and config.get("kv_lora_rank"):
+        rank = config.whole("kv_lora_rank", "kv_lora_rank")
+        rope = config.whole("qk_rope_head_dim", "qk_rope_head_dim")
+        config.sources["head_size"] = f"{FILE}: kv_lora_rank + qk_rope_head_dim"
+        config.sources["kv_heads"] = "latent attention: one vector for all heads"
+        return Attention(1, rank + rope, 0, window=window, latent=True)
+    kv_heads = config.whole(
+        "kv_heads", "n_head_kv", "num_kv_heads", "num_key_value_heads", default=heads
+    )
+    config.sources.setdefault("kv_heads", f"as many as heads: {config.sources['heads']}")
+    size = _head_size(config, heads)
+    return Attention(kv_heads, size, size, window=window)
+
+
+def _head_size(config: Config, heads: int) -> int:
+    hidden = config.whole("hidden_size", "hidden_size", "n_embd")
+    source = f"{config.sources['hidden_size']} / heads"
+    size = config.whole("head_size", "head_dim", "attention_head_dim", default=hidden // heads)
+    config.sources.setdefault("head_size", source)
+    return size
+
+
+def _window(config: Config, number: int) -> int | None:
+    """The tokens that this layer attends to; None for all."""
+    window = config.get("sliding_window")
+    if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
+        return None
+    config.sources["window"] = f"{FILE}: sliding_window"
+    listed = config.words("layer_types")
+    if number < len(listed):
+        return window if listed[number] == "sliding_attention" else None
+    if config.family in _ALTERNATING:
+        every = config.count("sliding_window_pattern") or _ALTERNATING[config.family]
+        return None if (number + 1) % every == 0 else window
+    if config.get("use_sliding_window") is False:
+        return None
+    if config.get("use_sliding_window") and number < config.count("max_window_layers"):
+        return None
+    return window
+
+
+def _state(config: Config) -> State:
+    family = config.family
+    if family == "jamba":
+        return _mamba1(config)
+    if family == "qwen3_next":
+        return _gated_delta_net(config)
+    if family in ("nemotron_h", "granitemoehybrid", "bamba"):
+        return _mamba2(config)
+    raise RuleError(
+        f"{config.name} keeps states of a kind not known here ({family}); give --layers, "
+        "--kv-heads and --head-size of its attention, or see what a session measured"
+    )
+
+
+def _mamba1(config: Config) -> State:
+    inner = config.whole("hidden_size", "hidden_size") * config.whole("expand", "mamba_expand")
+    return State(
+        kind="Mamba",
+        channels=inner,
+        conv_steps=config.whole("conv", "mamba_d_conv") - 1,
+        elements=inner * config.whole("state_size", "mamba_d_state"),
+    )
+
+
+def _mamba2(config: Config) -> State:
+    heads = config.whole("mamba_heads", "mamba_n_heads", "mamba_num_heads")
+    head = config.whole("mamba_head_size", "mamba_d_head", "mamba_head_dim")
+    state = config.whole("state_size", "mamba_d_state", "ssm_state_size")
+    precise = config.family == "nemotron_h"
+    stated = config.get("mamba_ssm_cache_dtype") or ("float32" if precise else None)
+    return State(
+        kind="Mamba 2",
+        channels=config.count("mamba_d_ssm") or heads * head,
+        conv_steps=config.whole("conv", "mamba_d_conv", "conv_kernel") - 1,
+        elements=heads * head * state,
+        state_groups=config.whole("mamba_groups", "mamba_n_groups", "n_groups"),
+        state_size=state,
+        element_bytes=4 if precise and stated == "float32" else None,
+        checkpoints=1,
+    )
+
+
+def _gated_delta_net(config: Config) -> State:
+    keys = config.whole("linear_keys", "linear_num_key_heads")
+    values = config.whole("linear_values", "linear_num_value_heads")
+    key_size = config.whole("linear_key_size", "linear_key_head_dim")
+    value_size = config.whole("linear_value_size", "linear_value_head_dim")
+    return State(
+        kind="gated delta net",
+        channels=2 * keys * key_size + values * value_size,
+        conv_steps=config.whole("conv", "linear_conv_kernel_dim") - 1,
+        elements=values * value_size * key_size,
+    )
+
+
+def _dtype(config: Config) -> str:
+    """The type that vLLM computes in; float32 weights are cast to 16 bits."""
+    stated = config.get("torch_dtype", "dtype")
+    name = str(stated).removeprefix("torch.")
+    if name in ("float16", "bfloat16"):
+        config.sources["dtype"] = f"{FILE}: torch_dtype"
+        return name
+    config.sources["dtype"] = "vLLM's choice for other types, from Ampere on"
+    return "bfloat16"
+
+
+def _max_model_len(config: Config) -> int | None:
+    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+    length = config.whole("max_model_len", *keys, default=0)
+    return length or None
+
+
+def _quantization(config: Config) -> tuple[str | None, float | None]:
+    """How the weights are quantized, and the bytes of a number then, its scales not counted."""
+    stated = config.get("quantization_config", "compression_config")
+    if not isinstance(stated, Mapping):
+        return None, None
+    method = str(stated.get("quant_method") or stated.get("quantization_method") or "unknown")
+    bits = stated.get("bits") or stated.get("w_bit")
+    widths = {"fp8": 1.0, "mxfp4": 4.25 / 8, "fbgemm_fp8": 1.0}
+    if isinstance(bits, int) and 0 < bits <= 16:
+        return method, bits / 8
+    return method, widths.get(method)

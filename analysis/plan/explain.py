@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where does each number of a plan come from, step by step?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from analysis.plan.capacity import Memory, Pool
+from analysis.plan.groups import Group, Layout
+from analysis.plan.model import Attention, Model
+from analysis.plan.settings import Settings
+from analysis.plan.specs import kv_element_bytes
+from analysis.plan.weights import Weights
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of the arithmetic: ``name`` = ``arithmetic`` = ``result``, in ``unit``;
+    ``source``: where the numbers in it come from."""
+
+    name: str
+    arithmetic: str
+    result: float
+    unit: str
+    source: str
+
+
+def steps(
+    model: Model,
+    settings: Settings,
+    layout: Layout,
+    weights: Weights | None,
+    memory: Memory | None,
+    pool: Pool | None,
+    most: int,
+) -> tuple[Step, ...]:
+    """The arithmetic from the configuration to sequences at once."""
+    return (
+        *_tokens(model, settings),
+        *_blocks(layout, settings),
+        *_memory(settings, layout, weights, memory),
+        *_pool(settings, layout, memory, pool, most),
+    )
+
+
+def _tokens(model: Model, settings: Settings) -> Iterator[Step]:
+    kinds: dict[Attention, int] = {}
+    for layer in model.cached:
+        if isinstance(layer, Attention):
+            kinds[layer] = kinds.get(layer, 0) + 1
+    width = kv_element_bytes(model, settings)
+    dtype = model.sources.get("dtype", "--dtype")
+    if settings.kv_cache_dtype != "auto":
+        dtype = "--kv-cache-dtype"
+    where = ", ".join(
+        f"{what}: {model.sources[what]}"
+        for what in ("kv_heads", "head_size")
+        if what in model.sources
+    )
+    total = []
+    for layer, count in kinds.items():
+        kept = layer.head_size + layer.value_size
+        numbers = "one vector" if layer.latent else "keys and values"
+        window = f", {layer.window:,} tokens at most" if layer.window else ""
+        yield Step(
+            f"Of a token, a layer ({numbers}{window})",
+            f"{_heads(layer)} x {width} B",
+            layer.kv_heads * kept * width,
+            "bytes",
+            f"{where}; {width} B: {dtype}",
+        )
+        total.append((count, layer.kv_heads * kept * width))
+    if total:
+        yield Step(
+            "Of a token, all layers",
+            " + ".join(f"{count} layers x {each:,}" for count, each in total),
+            sum(count * each for count, each in total),
+            "bytes",
+            model.sources.get("layers", "--layers"),
+        )
+
+
+def _heads(layer: Attention) -> str:
+    if layer.latent:
+        return f"{layer.head_size} numbers"
+    if layer.head_size == layer.value_size:
+        return f"2 x {layer.kv_heads} KV heads x {layer.head_size}"
+    return f"{layer.kv_heads} KV heads x ({layer.head_size} + {layer.value_size})"
+
+
+def _blocks(layout: Layout, settings: Settings) -> Iterator[Step]:
+    for kind in dict.fromkeys(map(_about, layout.groups)):
+        alike = [group for group in layout.groups if _about(group) == kind]
+        yield Step(
+            f"Of a block, a layer ({kind[0]}) on a GPU",
+            _page(alike[0], settings),
+            alike[0].page_bytes,
+            "bytes",
+            f"groups made by {layout.decided_by}",
+        )
+    largest = max(layout.bytes_per_block)
+    widest = max(layout.groups, key=lambda group: group.layers * group.page_bytes)
+    if len(layout.bytes_per_block) > 1:
+        sizes = ", ".join(f"{size:,}" for size in layout.bytes_per_block)
+        arithmetic = f"the largest of the stages' {sizes}"
+    else:
+        arithmetic = f"{widest.layers} layers of a group x {widest.page_bytes:,}"
+    yield Step(
+        "Of a block of the pool, on a GPU", arithmetic, largest, "bytes", "one pool for all groups"
+    )
+
+
+def _about(group: Group) -> tuple[str, int, int | None]:
+    return (_KINDS[group.kind], group.block_size, group.window)
+
+
+_KINDS = {
+    "full": "all tokens",
+    "latent": "all tokens, latent",
+    "window": "within a window",
+    "state": "a state",
+}
+
+
+def _page(group: Group, settings: Settings) -> str:
+    if group.token_bytes:
+        each = f"{group.token_bytes:,} B a token on a GPU x {group.block_size:,} tokens"
+        plain = group.token_bytes * group.block_size
+    else:
+        each, plain = f"{group.state_bytes:,} B a state", group.state_bytes
+    if settings.tensor_parallel > 1:
+        each += f" (of {settings.tensor_parallel} GPUs)"
+    return each if plain == group.page_bytes else f"{each}, padded to the other layers' blocks"
+
+
+def _memory(
+    settings: Settings, layout: Layout, weights: Weights | None, memory: Memory | None
+) -> Iterator[Step]:
+    if memory is None or weights is None:
+        return
+    yield Step(
+        "Memory that vLLM may take of a GPU",
+        f"{memory.gpu_bytes:,} x {settings.gpu_memory_utilization:g}",
+        memory.requested_bytes,
+        "bytes",
+        f"{settings.gpu_source}; --gpu-memory-utilization",
+    )
+    gpus = settings.tensor_parallel * settings.pipeline_parallel
+    where = f" of {gpus}, stage {memory.stage}" if settings.pipeline_parallel > 1 else f" of {gpus}"
+    yield Step(
+        "Weights on a GPU",
+        f"{weights.total_bytes:,}" + (f" over the GPUs, one{where}" if gpus > 1 else ""),
+        memory.weight_bytes,
+        "bytes",
+        f"{'estimate: ' if weights.is_estimate else ''}{weights.source}",
+    )
+    yield Step(
+        "Left for the KV cache",
+        f"{memory.requested_bytes:,} - {memory.weight_bytes:,} - {memory.other_bytes:,}",
+        memory.kv_bytes,
+        "bytes",
+        "what may be taken, less weights, less --other-memory",
+    )
+
+
+def _pool(
+    settings: Settings, layout: Layout, memory: Memory | None, pool: Pool | None, most: int
+) -> Iterator[Step]:
+    if pool is None:
+        return
+    if settings.blocks is not None:
+        arithmetic, source = "given", "--num-gpu-blocks-override"
+    elif settings.kv_bytes is not None:
+        arithmetic = f"{settings.kv_bytes:,} / {max(layout.bytes_per_block):,}"
+        source = "--kv-cache-memory-bytes / a block of the pool"
+    else:
+        left = memory.kv_bytes if memory else 0
+        stage = memory.stage if memory else 0
+        arithmetic = f"{left:,} / {layout.bytes_per_block[stage]:,}"
+        source = "what is left / a block of the pool; one of them is the null block"
+    yield Step("Blocks", arithmetic, pool.blocks, "blocks", source)
+    for group in layout.groups:
+        yield Step(
+            f"Blocks of {most:,} tokens ({_KINDS[group.kind]})",
+            _held(group, most, settings),
+            group.blocks(most, settings.in_flight_tokens),
+            "blocks",
+            "max_model_len",
+        )
+    needed = layout.blocks(most, settings.in_flight_tokens)
+    yield Step(
+        f"Sequences of {most:,} tokens at once",
+        f"{pool.blocks:,} / {needed:,}",
+        pool.max_concurrency,
+        "sequences",
+        "blocks / blocks of a sequence, all groups",
+    )
+    yield Step(
+        "Tokens in the cache",
+        f"{pool.max_concurrency:,.2f} x {most:,}",
+        pool.tokens,
+        "tokens",
+        "sequences at once x max_model_len",
+    )
+
+
+def _held(group: Group, most: int, settings: Settings) -> str:
+    if not group.token_bytes:
+        return f"{group.states} states"
+    if group.window is None:
+        return f"{most:,} / {group.block_size:,}, rounded up"
+    flying = settings.in_flight_tokens
+    return f"({group.window:,} - 1 + {flying:,} in flight) / {group.block_size:,}, rounded up, + 1"

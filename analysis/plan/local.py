@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where on this machine is the model that a user names?"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from analysis.errors import RuleError
+from analysis.plan.config import FILE
+
+
+def find(name: str) -> Path:
+    """The folder, or the config.json, that is meant: a path, or a name on the Hugging Face Hub
+    that has been downloaded already. Nothing is downloaded.
+
+    Raises:
+        RuleError: there is none.
+
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+        raise RuleError(f"there is no {name}; name a model's folder or its {FILE}")
+    folder = _hub() / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (folder / "refs" / "main").read_text().strip()
+        found = folder / "snapshots" / revision
+        if (found / FILE).is_file():
+            return found
+    except (OSError, ValueError):
+        pass
+    raise RuleError(
+        f"{name} is no path, and not among the models that were downloaded from the Hub; "
+        f"name a model's folder or its {FILE}"
+    )
+
+
+def _hub() -> Path:
+    """Where Hugging Face's libraries keep what they download."""
+    named = os.environ.get("HF_HUB_CACHE")
+    if named:
+        return Path(named)
+    home = os.environ.get("HF_HOME")
+    return Path(home or Path.home() / ".cache" / "huggingface") / "hub"

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is a model of which only a few numbers are known?"""
+
+from __future__ import annotations
+
+from analysis.errors import RuleError
+from analysis.plan.model import Attention, Model, Parameters
+
+
+def model(
+    *,
+    layers: int | None,
+    kv_heads: int | None,
+    head_size: int | None,
+    dtype: str,
+    parameters: int | None,
+    window: int | None,
+) -> Model:
+    """A model whose layers are all alike.
+
+    Raises:
+        RuleError: a number is missing or makes no sense.
+
+    """
+    given = {"--layers": layers, "--kv-heads": kv_heads, "--head-size": head_size}
+    missing = [option for option, value in given.items() if value is None]
+    if missing:
+        raise RuleError(f"name a model, or give {', '.join(missing)} too")
+    for option, value in {**given, "--parameters": parameters, "--sliding-window": window}.items():
+        if value is not None and not 0 < value <= 10**14:
+            raise RuleError(f"{option} {value}: write a whole number from 1 on")
+    kept = Attention(kv_heads or 0, head_size or 0, head_size or 0, window=window)
+    return Model(
+        name="the numbers given",
+        dtype=dtype,
+        layers=((kept,),) * (layers or 0),
+        max_model_len=None,
+        parameters=None if parameters is None else Parameters(0, 0, parameters),
+        quantization=None,
+        quantized_bytes=None,
+        sources={
+            "layers": "--layers",
+            "kv_heads": "--kv-heads",
+            "head_size": "--head-size",
+            "dtype": "--dtype",
+            **({} if parameters is None else {"parameters": "--parameters"}),
+        },
+    )

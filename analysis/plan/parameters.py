@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many numbers are a model's weights, estimated from its config.json?
+
+The estimate is for models whose files are not at hand. It counts every matrix of the families
+named here; biases and norms of a few thousand numbers are left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from analysis.plan.model import Layer, Parameters, State
+
+if TYPE_CHECKING:
+    from analysis.plan.config import Config
+
+_TWO_MATRICES = ("gpt2", "opt", "nemotron_h", "falcon", "phi", "gpt_neox", "starcoder2", "gptj")
+"""Families whose feed-forward part has no gate."""
+_TIED = ("gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text")
+"""Families whose output head is the embedding unless they say otherwise."""
+
+
+def estimate(config: Config, layers: tuple[tuple[Layer, ...], ...]) -> Parameters | None:
+    """The numbers of weights, None where the configuration does not tell enough."""
+    hidden, vocabulary = config.get("hidden_size", "n_embd"), config.get("vocab_size")
+    if not isinstance(hidden, int) or not isinstance(vocabulary, int):
+        return None
+    dense = experts = 0
+    for number, kept in enumerate(layers):
+        dense += sum(_mixer(config, hidden, one) for one in kept)
+        plain, mixed = _feed_forward(config, hidden, number)
+        dense, experts = dense + plain, experts + mixed
+    tied = config.get("tie_word_embeddings")
+    tied = config.family in _TIED if tied is None else bool(tied)
+    positions = config.get("n_positions") or (
+        config.get("max_position_embeddings") if config.family == "opt" else 0
+    )
+    embedding = vocabulary * hidden + (positions or 0) * hidden
+    return Parameters(embedding, 0 if tied else vocabulary * hidden, dense, experts)
+
+
+def _mixer(config: Config, hidden: int, kept: Layer) -> int:
+    """The matrices that make what a layer keeps, and use it."""
+    if isinstance(kept, State):
+        return _state(config, hidden, kept)
+    heads = _number(config, "num_attention_heads", "n_head")
+    if kept.latent:
+        return _latent(config, hidden, heads)
+    gate = 2 if config.family == "qwen3_next" else 1
+    query = heads * kept.head_size
+    return hidden * (gate * query + query + kept.kv_heads * (kept.head_size + kept.value_size))
+
+
+def _latent(config: Config, hidden: int, heads: int) -> int:
+    rank, rope = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim")
+    nope, value = _number(config, "qk_nope_head_dim"), _number(config, "v_head_dim")
+    low = _number(config, "q_lora_rank")
+    query = heads * (nope + rope)
+    ask = hidden * low + low * query if low else hidden * query
+    return ask + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+
+
+def _state(config: Config, hidden: int, kept: State) -> int:
+    conv = kept.channels + 2 * kept.state_groups * kept.state_size
+    if kept.kind == "Mamba":
+        rank = _number(config, "mamba_dt_rank")
+        state = kept.elements // kept.channels
+        return kept.channels * (3 * hidden + 2 * rank + 3 * state + kept.conv_steps + 1)
+    if kept.kind == "Mamba 2":
+        heads = _number(config, "mamba_n_heads", "mamba_num_heads")
+        return hidden * (kept.channels + conv + heads) + kept.channels * hidden
+    values = _number(config, "linear_num_value_heads")
+    value = values * _number(config, "linear_value_head_dim")
+    return hidden * (kept.channels + value + 2 * values) + value * hidden
+
+
+def _feed_forward(config: Config, hidden: int, number: int) -> tuple[int, int]:
+    """The numbers of a layer's feed-forward part: those always used, and those of experts."""
+    matrices = 2 if config.family in _TWO_MATRICES else 3
+    inner = _number(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return (matrices * hidden * inner if pattern[number : number + 1] == "-" else 0), 0
+    count = _experts(config, number)
+    if not count:
+        return matrices * hidden * inner, 0
+    each = matrices * hidden * (_number(config, "moe_intermediate_size") or inner)
+    shared = _number(config, "n_shared_experts") * each
+    shared += (
+        matrices
+        * hidden
+        * _number(config, "shared_expert_intermediate_size", "shared_intermediate_size")
+    )
+    return shared + hidden * count, count * each
+
+
+def _experts(config: Config, number: int) -> int:
+    """The experts of this layer; 0 where it has none."""
+    count = _number(config, "n_routed_experts", "num_local_experts", "num_experts")
+    period = _number(config, "expert_layer_period", "moe_layer_freq", "decoder_sparse_step") or 1
+    offset = _number(config, "expert_layer_offset")
+    if number < _number(config, "first_k_dense_replace"):
+        return 0
+    if number in config.words("mlp_only_layers"):
+        return 0
+    if config.family.startswith("qwen"):
+        offset = period - 1
+    return count if count > 1 and number % period == offset else 0
+
+
+def _number(config: Config, *keys: str) -> int:
+    value: Any = config.get(*keys)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many bytes of a GPU do the weights take?"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.errors import RuleError
+from analysis.plan.model import Model
+from analysis.plan.settings import Settings
+from analysis.plan.sizes import element_bytes
+from analysis.plan.specs import bounds
+
+INDEX = "model.safetensors.index.json"
+_LONGEST_HEADER = 100_000_000
+"""Bytes of a safetensors header: no writer makes a longer one."""
+
+_PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """``total_bytes``: of the whole model as it lies in memory; ``stage_bytes``: on a GPU of each
+    stage of the pipeline; ``source``: where they come from; ``is_estimate``: whether they were
+    reckoned from the configuration."""
+
+    total_bytes: int
+    stage_bytes: tuple[int, ...]
+    source: str
+    is_estimate: bool
+
+
+def measure(model: Model, settings: Settings, folder: Path | None) -> Weights | None:
+    """The weights: given, or those of the folder's files, or an estimate; None where nothing
+    tells.
+
+    Raises:
+        RuleError: a file of weights is damaged.
+
+    """
+    if settings.weight_bytes is not None:
+        return _divided(settings.weight_bytes, "given", False, model, settings)
+    found = None if folder is None else _of_files(folder, model)
+    if found is not None:
+        return _divided(*found, False, model, settings)
+    if model.parameters is None:
+        return None
+    total = _estimated(model)
+    given = "parameters" in model.sources
+    told = "given" if given else "estimated from config.json"
+    source = f"{model.parameters.total:,} parameters {told}, {model.dtype}"
+    if model.quantization is not None:
+        source += f", {model.quantization}"
+    return None if total is None else _divided(total, source, not given, model, settings)
+
+
+def _estimated(model: Model) -> int | None:
+    """Bytes of the estimated parameters; None where the quantization's width is not known."""
+    found = model.parameters
+    plain = element_bytes(model.dtype, "--dtype")
+    if found is None or (model.quantization is not None and model.quantized_bytes is None):
+        return None
+    width = model.quantized_bytes or plain
+    # MXFP4 is about the experts alone.
+    dense = plain if model.quantization == "mxfp4" else width
+    ends = (found.embedding + found.head) * plain
+    return round(ends + found.dense * dense + found.experts * width)
+
+
+def _divided(
+    total: int, source: str, is_estimate: bool, model: Model, settings: Settings
+) -> Weights:
+    """Each GPU's part: layers by stages, the embedding on the first, the head on the last, and
+    each matrix over the GPUs of a stage."""
+    stages, gpus = settings.pipeline_parallel, settings.tensor_parallel
+    if stages == 1:
+        return Weights(total, (-(-total // gpus),), source, is_estimate)
+    width = element_bytes(model.dtype, "--dtype")
+    embedding = (model.parameters.embedding if model.parameters else 0) * width
+    head = (model.parameters.head if model.parameters else 0) * width
+    layers, count = total - embedding - head, len(model.layers)
+    parts = [layers * (last - first) // count for first, last in bounds(count, stages)]
+    parts[0] += embedding
+    # Where the head is the embedding, the last stage has a copy.
+    parts[-1] += head or embedding
+    return Weights(total, tuple(-(-part // gpus) for part in parts), source, is_estimate)
+
+
+def _of_files(folder: Path, model: Model) -> tuple[int, str] | None:
+    """The bytes of the folder's weights, and which files say so."""
+    try:
+        files = sorted(folder.glob("*.safetensors"))
+        # A folder may hold the original checkpoint beside the converted one.
+        files = [file for file in files if not file.name.startswith("consolidated")] or files
+        if files:
+            total = sum(_tensor_bytes(file, model) for file in files)
+            return total, f"headers of {len(files)} safetensors files"
+        if (folder / INDEX).is_file():
+            return _index_bytes(folder / INDEX), f"{INDEX}: metadata.total_size"
+        torch_files = sorted(folder.glob("pytorch_model*.bin"))
+        if torch_files:
+            return sum(os.path.getsize(file) for file in torch_files), "sizes of pytorch_model*.bin"
+    except OSError as error:
+        raise RuleError(
+            f"cannot read {folder}: {error.strerror or error}; give --weights"
+        ) from None
+    return None
+
+
+def _tensor_bytes(file: Path, model: Model) -> int:
+    """Bytes of a file's tensors in memory: plain numbers take what the model computes in."""
+    plain = element_bytes(model.dtype, "--dtype")
+    total = 0
+    for name, dtype, length in _tensors(file):
+        width = _PLAIN.get(dtype)
+        # Scales of quantized weights stay as they are.
+        cast = width is not None and not name.endswith(("_scale", "_scale_inv", ".scales"))
+        total += length * plain // width if cast and width else length
+    return total
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
+    """Name, type and bytes of each tensor of a safetensors file."""
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        (length,) = struct.unpack("<Q", start) if len(start) == 8 else (0,)
+        if not 0 < length <= _LONGEST_HEADER:
+            raise _damaged(file)
+        header = opened.read(length)
+    try:
+        entries = json.loads(header)
+        for name, entry in entries.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                yield name, str(entry["dtype"]), int(end) - int(begin)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _damaged(file) from None
+
+
+def _index_bytes(file: Path) -> int:
+    try:
+        told: Any = json.loads(file.read_bytes())
+    except ValueError:
+        raise _damaged(file) from None
+    metadata = told.get("metadata") if isinstance(told, Mapping) else None
+    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    if isinstance(total, bool) or not isinstance(total, (int, float)) or total <= 0:
+        raise _damaged(file)
+    return int(total)
+
+
+def _damaged(file: Path) -> RuleError:
+    return RuleError(f"{file} is damaged: it tells no tensors; give --weights")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a workload would have done under other configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TextIO
+
+from analysis.renderers.formats import counted, seconds, share
+from analysis.renderers.text.layout import Line, note, section, shortened, table, wrapped
+from analysis.renderers.text.painting import paint, plain
+from analysis.whatif.clock import StepTime
+from analysis.whatif.outcome import Outcome
+from analysis.whatif.replayed import Replayed
+
+_LABEL = 30
+
+
+def write(found: Replayed, out: TextIO) -> None:
+    """Print what was found."""
+    paint(lambda _: _layout(found), out)
+
+
+def render(found: Replayed) -> str:
+    """What was found as plain text."""
+    return plain(lambda _: _layout(found))
+
+
+def _layout(found: Replayed) -> Iterator[Line]:
+    yield (("What if  ", "label"), (shortened(found.name, 70), "title"))
+    yield from note(_how(found))
+    yield from section("Cache", _cache(found))
+    yield from section("Scheduling", _scheduling(found))
+    yield from section("How true the replay is", _truth(found))
+    yield from section("Not replayed", _failures(found))
+
+
+def _how(found: Replayed) -> str:
+    engines = "" if found.engines == 1 else f" on {found.engines} engines"
+    release = f"vLLM {found.vllm}" if found.vllm else "vLLM"
+    other = found.recorded_vllm not in (None, found.vllm)
+    recorded = f", recorded with {found.recorded_vllm}" if other else ""
+    return (
+        f"{counted(found.requests, 'request')}{engines}, replayed through {release}'s own "
+        f"scheduler{recorded}. {_clock(found.step_time)}"
+    )
+
+
+def _clock(step_time: StepTime) -> str:
+    if step_time.steps is None:
+        return f"A step takes {seconds(step_time.constant_sec)} on the simulated clock."
+    parts = [
+        f"{seconds(value)}{of}"
+        for value, of in (
+            (step_time.constant_sec, ""),
+            (step_time.prefill_token_sec, " a prefill token"),
+            (step_time.decode_token_sec, " a decode token"),
+            (step_time.request_sec, " a request"),
+        )
+        if value
+    ]
+    error = step_time.rms_error_sec or 0.0
+    return (
+        f"A step takes {' + '.join(parts) or '0 s'} on the simulated clock, fitted to "
+        f"{counted(step_time.steps, 'step')} of {seconds(step_time.mean_sec)} on average with a "
+        f"root mean square error of {seconds(error)}."
+    )
+
+
+def _rows(found: Replayed) -> list[Outcome]:
+    first = [outcome for outcome in (found.measured, found.baseline) if outcome is not None]
+    return [*first, *found.outcomes]
+
+
+def _cache(found: Replayed) -> Iterator[Line]:
+    heads = ("", "", "usable blocks", "hit rate", "evictions")
+    rows = [
+        (
+            shortened(outcome.label, _LABEL),
+            outcome.says,
+            _count(outcome.num_blocks),
+            share(outcome.hit_rate),
+            _count(outcome.evictions),
+        )
+        for outcome in _rows(found)
+    ]
+    if rows:
+        yield from table(heads, rows)
+
+
+def _scheduling(found: Replayed) -> Iterator[Line]:
+    heads = ("", "preempted", "recomputed", "steps", "queue mean", "p99")
+    rows = [
+        (
+            shortened(outcome.label, _LABEL),
+            _count(outcome.preemptions),
+            _count(outcome.recomputed_tokens),
+            _count(outcome.steps),
+            seconds(outcome.queue_mean_sec),
+            seconds(outcome.queue_p99_sec),
+        )
+        for outcome in _rows(found)
+    ]
+    if rows:
+        yield from table(heads, rows)
+    for outcome in found.outcomes:
+        if outcome.failed_requests:
+            yield from note(
+                f"{outcome.label}: {counted(outcome.failed_requests, 'request')} can never fit "
+                "into the pool, and took no part."
+            )
+
+
+def _count(value: int | None) -> str:
+    return "n/a" if value is None else f"{value:,}"
+
+
+def _truth(found: Replayed) -> Iterator[Line]:
+    was, now = found.measured, found.baseline
+    if was is not None and now is not None:
+        yield from note(f"The recorded configuration, replayed, {_compared(was, now)}.")
+    for line in found.notes:
+        yield from wrapped("  - ", line, "warning", "")
+
+
+def _compared(was: Outcome, now: Outcome) -> str:
+    if was.hit_rate is None or now.hit_rate is None:
+        return "asked the cache for nothing"
+    points = 100 * (now.hit_rate - was.hit_rate)
+    told = f"has a hit rate {abs(points):.2f} points {'above' if points > 0 else 'below'}"
+    rate = "has the same hit rate as" if abs(points) < 0.005 else f"{told} that of"
+    if not was.evictions:
+        return f"{rate} the session, and {_count(now.evictions)} evictions where it had none"
+    more = (now.evictions or 0) / was.evictions - 1
+    return f"{rate} the session, and {100 * more:+.1f} % evictions"
+
+
+def _failures(found: Replayed) -> Iterator[Line]:
+    for failure in found.failures:
+        yield from wrapped(f"  {failure.label}: ", failure.reason, "label", "warning")

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would this very workload have done under another configuration?
+
+``workload`` reads the requests of a session or a trace. Two engines answer for them, and tell it as
+an ``outcome``: ``profilemate.replay``, through vLLM's own scheduler, and ``fast``, a model that
+needs no vLLM:
+
+    found = fast.curve(workload)                          # a quarter to 16 times the pool
+    found = fast.curve(workload, sizes=[1000, 2000])      # usable blocks of each engine
+    found = fast.curve(workload.resized(32), policies=["lru", "belady"])
+    analysis.renderers.text.miss_ratio_curve.write(found, sys.stdout)
+    analysis.renderers.json.render(found)
+"""

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which configurations are tried, and what do they have in common with the recorded one?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from analysis.errors import RuleError, SessionError
+from analysis.facts import FULL_ATTENTION, Facts
+from analysis.whatif.prefixes import LONGEST, UNIT, Prefixes
+from analysis.whatif.workload import Workload
+
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 256
+MAX_NUM_BATCHED_TOKENS = 8192
+"""What is taken for a trace, and where a session does not tell: vLLM's own defaults."""
+
+POLICIES = ("fcfs", "priority")
+
+MOST_COMBINATIONS = 1000
+
+MOST = 10**9
+"""No setting is larger."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a replayed engine is told, by vLLM's names.
+
+    ``label``: what is not as recorded, in a few words. ``num_blocks``: usable blocks of an
+    engine's pool, without the null block. ``policy``: in which order requests are scheduled.
+    ``max_num_active_seqs`` and ``max_num_scheduled_tokens``: None where they follow from
+    ``max_num_seqs`` and ``max_num_batched_tokens``. What is None elsewhere is left to vLLM.
+    ``batches``: steps that are in flight at once.
+    """
+
+    label: str
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefix_caching: bool
+    policy: str
+    chunked_prefill: bool
+    max_model_len: int
+    async_scheduling: bool = False
+    batches: int = 1
+    max_num_active_seqs: int | None = None
+    max_num_scheduled_tokens: int | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    watermark: float | None = None
+    long_prefill_token_threshold: int | None = None
+
+    @property
+    def gpu_blocks(self) -> int:
+        """The pool as vLLM counts it, and as ``--num-gpu-blocks-override`` sets it."""
+        return self.num_blocks + 1
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The size of a pool that a user asks for: a ``factor`` of the recorded memory, or so many
+    ``blocks`` as vLLM counts them, the null block included."""
+
+    factor: float | None = None
+    blocks: int | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.factor:g}x blocks" if self.blocks is None else f"{self.blocks:,} blocks"
+
+    def usable(self, base: Configuration, block_size: int) -> int:
+        """Usable blocks of this size."""
+        if self.blocks is not None:
+            return self.blocks - 1
+        return round((self.factor or 0) * base.gpu_blocks * base.block_size / block_size) - 1
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is to be tried of each setting, all combinations of it; of an empty one, what was
+    recorded. Without ``blocks`` the memory stays the same, whatever the block size."""
+
+    blocks: tuple[Pool, ...] = ()
+    block_size: tuple[int, ...] = ()
+    max_num_seqs: tuple[int, ...] = ()
+    max_num_batched_tokens: tuple[int, ...] = ()
+    prefix_caching: tuple[bool, ...] = ()
+    policy: tuple[str, ...] = ()
+    chunked_prefill: tuple[bool, ...] = ()
+
+
+def pools(text: str) -> tuple[Pool, ...]:
+    """The sizes that a text lists.
+
+    >>> pools("0.5x,4000")
+    (Pool(factor=0.5, blocks=None), Pool(factor=None, blocks=4000))
+
+    Raises:
+        RuleError: it is no such list.
+
+    """
+    return tuple(_pool(part) for part in _listed(text))
+
+
+def _pool(text: str) -> Pool:
+    if re.fullmatch(r"(\d{1,4}\.?\d{0,6}|\.\d{1,6}) ?x", text, re.ASCII):
+        factor = float(text.rstrip("x "))
+        if 0.01 <= factor <= 1000:
+            return Pool(factor=factor)
+    elif re.fullmatch(r"\d{1,10}", text, re.ASCII) and 2 <= int(text) <= MOST:
+        return Pool(blocks=int(text))
+    raise RuleError(
+        f"{text!r} is no size of a pool; write blocks as vLLM counts them, from 2 on (4000), or a "
+        "factor of the recorded pool, from 0.01x to 1000x (0.5x)"
+    )
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The whole numbers from 1 on that a text lists.
+
+    Raises:
+        RuleError: it is no such list.
+
+    """
+    found = _listed(text)
+    for part in found:
+        if not re.fullmatch(r"\d{1,10}", part, re.ASCII) or not 1 <= int(part) <= MOST:
+            raise RuleError(f"{part!r} is no number from 1 to {MOST:,}")
+    return tuple(map(int, found))
+
+
+def switches(text: str) -> tuple[bool, ...]:
+    """The positions, on and off, that a text lists.
+
+    Raises:
+        RuleError: it is no such list.
+
+    """
+    return tuple(word == "on" for word in words(text, ("on", "off")))
+
+
+def words(text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the words that a text lists.
+
+    Raises:
+        RuleError: it lists something else.
+
+    """
+    found = tuple(part.lower() for part in _listed(text))
+    for part in found:
+        if part not in allowed:
+            raise RuleError(f"{part!r} is none of {', '.join(allowed)}")
+    return found
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple[str, ...]]:
+    """The configuration that the session ran with, and a line for each thing that the replay
+    takes otherwise than it was, or has to guess.
+
+    Of a trace, which ran with none, the first of the choices and vLLM's defaults.
+
+    Raises:
+        SessionError: it cannot be replayed.
+
+    """
+    longest = int((workload.input_tokens + workload.output_tokens).max()) + 1
+    if workload.measured is None:
+        return _of_trace(choices, longest), ()
+    facts = workload.measured.facts
+    _refuse(workload, facts)
+    told, notes = facts.scheduler, list(_notes(facts))
+    seqs = _told(told.max_num_seqs, "max_num_seqs", MAX_NUM_SEQS, notes)
+    tokens = _told(
+        told.max_num_batched_tokens, "max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, notes
+    )
+    is_async = told.async_scheduling is True
+    pipeline = facts.pipeline_parallel or 1
+    return Configuration(
+        label="as recorded",
+        num_blocks=workload.measured.num_blocks or 0,
+        block_size=workload.measured.block_size or 0,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        prefix_caching=_told(facts.prefix_caching, "prefix_caching", True, notes),
+        policy=_told(told.policy, "policy", "fcfs", notes),
+        chunked_prefill=_told(told.chunked_prefill, "chunked_prefill", True, notes),
+        max_model_len=max(_told(facts.max_model_len, "max_model_len", longest, notes), longest),
+        async_scheduling=is_async,
+        batches=max(pipeline, 2 if is_async else 1),
+        max_num_active_seqs=_unlike(told.max_num_active_seqs, seqs),
+        max_num_scheduled_tokens=_unlike(told.max_num_scheduled_tokens, tokens),
+        scheduler_reserve_full_isl=told.scheduler_reserve_full_isl,
+        watermark=told.watermark,
+        long_prefill_token_threshold=told.long_prefill_token_threshold,
+    ), tuple(notes)
+
+
+def _of_trace(choices: Choices, longest: int) -> Configuration:
+    sizes = [pool.blocks for pool in choices.blocks if pool.blocks is not None]
+    if not sizes:
+        raise RuleError(
+            "a trace ran in no pool whose size could be kept or multiplied; name the pool, in "
+            "blocks as vLLM counts them: --blocks 4000"
+        )
+    return Configuration(
+        label="vLLM's defaults",
+        num_blocks=sizes[0] - 1,
+        block_size=(*choices.block_size, BLOCK_SIZE)[0],
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        prefix_caching=True,
+        policy="fcfs",
+        chunked_prefill=True,
+        max_model_len=longest,
+    )
+
+
+def _refuse(workload: Workload, facts: Facts) -> None:
+    measured = workload.measured
+    if measured is None or not measured.num_blocks or not measured.block_size:
+        raise SessionError(
+            f"{workload.name}: metadata.json does not tell how large the pool and its blocks "
+            "were, so there is no configuration to replay"
+        )
+    kinds = [group.kind or "of an unknown kind" for group in facts.groups]
+    if len(kinds) > 1 or (kinds and facts.groups[0].kind not in (*FULL_ATTENTION, None)):
+        raise SessionError(
+            f"{workload.name}: its model has KV cache groups {', '.join(kinds)}, and what is "
+            "replayed exactly is one group of full attention; the fast engine (--fast) models it"
+        )
+
+
+def _notes(facts: Facts) -> Iterator[str]:
+    told = facts.scheduler
+    if told.speculative_tokens:
+        yield (
+            f"speculative decoding ({told.speculative_tokens} tokens) is not replayed: each step "
+            "gives a request one token, so steps and waiting times are too many"
+        )
+    if told.connector:
+        yield f"the KV connector {told.connector} is not replayed: what it found is computed"
+    if told.max_loras:
+        yield f"that a step runs at most {told.max_loras} adapters is not replayed"
+    if told.async_scheduling is None:
+        yield "whether scheduling was asynchronous is not recorded; replayed as if it was not"
+
+
+def goes_into_blocks(workload: Workload, tried: Iterable[Configuration]) -> bool:
+    """Whether a configuration has blocks that end inside recorded ones."""
+    return any(one.block_size % workload.block_size for one in tried)
+
+
+def doubts(
+    workload: Workload, tried: Iterable[Configuration], prefixes: Prefixes | None
+) -> Iterator[str]:
+    """A line for each block size that the recorded contents do not tell all about."""
+    size = workload.block_size
+    for other in sorted({one.block_size for one in tried if one.block_size % size}):
+        by_prefixes = prefixes is not None and size % UNIT == 0 and other % UNIT == 0
+        beyond = f" beyond their first {LONGEST:,} tokens" if by_prefixes else ""
+        if workload.told:
+            yield (
+                f"block size {other:,}: what prompts share of less than the {size:,} tokens of a "
+                f"recorded block is not known{beyond}, so its hit rate is a lower bound"
+            )
+
+
+def _told(value: Any, name: str, otherwise: Any, notes: list[str]) -> Any:
+    if value is not None:
+        return value
+    shown = ("off", "on")[otherwise] if isinstance(otherwise, bool) else otherwise
+    notes.append(f"{name} is not recorded; replayed with {shown}")
+    return otherwise
+
+
+def _unlike(value: int | None, other: int) -> int | None:
+    return None if value == other else value
+
+
+def configurations(
+    base: Configuration, choices: Choices, *, told: bool
+) -> tuple[Configuration, ...]:
+    """Every combination of the choices, but for the base itself.
+
+    Args:
+        base: what stays where nothing is chosen.
+        choices: what is to be tried.
+        told: whether the contents of the requests are known.
+
+    Raises:
+        RuleError: one of them makes no sense.
+
+    """
+    if not told and not base.prefix_caching and True in choices.prefix_caching:
+        raise RuleError(
+            "prefix caching was off when this was recorded, so what prompts share is not known: "
+            "it cannot be tried on"
+        )
+    values = (
+        choices.blocks or (Pool(factor=1.0),),
+        choices.block_size or (base.block_size,),
+        choices.max_num_seqs or (base.max_num_seqs,),
+        choices.max_num_batched_tokens or (base.max_num_batched_tokens,),
+        choices.prefix_caching or (base.prefix_caching,),
+        choices.policy or (base.policy,),
+        choices.chunked_prefill or (base.chunked_prefill,),
+    )
+    count = prod(map(len, values))
+    if count > MOST_COMBINATIONS:
+        raise RuleError(f"these are {count:,} combinations, and {MOST_COMBINATIONS:,} can be tried")
+    found = dict.fromkeys(_changed(base, *one) for one in product(*values))
+    return tuple(other for other in found if replace(other, label=base.label) != base)
+
+
+def _changed(
+    base: Configuration,
+    pool: Pool,
+    block_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    prefix_caching: bool,
+    policy: str,
+    chunked_prefill: bool,
+) -> Configuration:
+    usable = pool.usable(base, block_size)
+    if usable < 1:
+        raise RuleError(f"a pool of {pool.label} of {block_size:,} tokens has no usable block")
+    changes = {
+        pool.label: pool.factor != 1,
+        f"block size {block_size:,}": block_size != base.block_size,
+        f"{max_num_seqs:,} seqs": max_num_seqs != base.max_num_seqs,
+        f"{max_num_batched_tokens:,} batched tokens": (
+            max_num_batched_tokens != base.max_num_batched_tokens
+        ),
+        f"caching {_switch(prefix_caching)}": prefix_caching != base.prefix_caching,
+        policy: policy != base.policy,
+        f"chunked prefill {_switch(chunked_prefill)}": chunked_prefill != base.chunked_prefill,
+    }
+    active, scheduled = base.max_num_active_seqs, base.max_num_scheduled_tokens
+    return replace(
+        base,
+        label=", ".join(name for name, is_changed in changes.items() if is_changed) or base.label,
+        num_blocks=usable,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefix_caching=prefix_caching,
+        policy=policy,
+        chunked_prefill=chunked_prefill,
+        max_num_active_seqs=active and min(active, max_num_seqs),
+        max_num_scheduled_tokens=scheduled and min(scheduled, max_num_batched_tokens),
+    )
+
+
+def _switch(is_on: bool) -> str:
+    return "on" if is_on else "off"

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks did each request look for and leave behind, and when was each used before and next?
+
+The view that the fast engine has of a workload. Requests come in order of admission, and each does
+all of it at once: it finds what is in the cache of its prompt, up to the first block that is not,
+and then holds its whole chain of blocks, output included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.whatif.ids import Ids, Ints
+from analysis.whatif.workload import Bools, Workload
+
+
+@dataclass(frozen=True)
+class References:
+    """One entry a request, in order of admission.
+
+    ``chains``: its blocks, first to last, numbered from 0 to ``blocks``; a number stands for a
+    content with everything before it. ``readable``: how many of them a lookup can find: never the
+    block that holds the prompt's last token, which vLLM always computes. ``needs``: blocks that it
+    holds at its end. ``freed``: its rank in the order in which requests let go of their blocks.
+    ``counts``: not part of the warm-up. ``block_size`` and ``input_tokens``: in tokens.
+    """
+
+    chains: Ids
+    blocks: int
+    readable: Ints
+    needs: Ints
+    freed: Ints
+    counts: Bools
+    block_size: int
+    input_tokens: Ints
+
+    def __len__(self) -> int:
+        return len(self.readable)
+
+    @property
+    def can_be_found(self) -> Bools:
+        """Of each reference, whether the request's lookup can find the block."""
+        return self.chains.positions < np.repeat(self.readable, self.chains.lengths)
+
+
+def of_workload(workload: Workload) -> References:
+    """The references of a workload on one engine; requests that were never admitted have none."""
+    ran = workload.take(np.flatnonzero(workload.computed_tokens > 0))
+    admitted = np.where(np.isfinite(ran.admitted_sec), ran.admitted_sec, ran.arrival_sec)
+    order = np.argsort(admitted, kind="stable")
+    ran, admitted = ran.take(order), admitted[order]
+    # Where the ends are not known, each request ends before the next one begins.
+    ended = np.maximum(np.where(np.isfinite(ran.finish_sec), ran.finish_sec, admitted), admitted)
+    return of_chains(
+        ran.chains(),
+        readable=np.maximum(ran.input_tokens - 1, 0) // ran.block_size,
+        needs=-(-ran.computed_tokens // ran.block_size),
+        freed=np.argsort(np.argsort(ended, kind="stable"), kind="stable"),
+        counts=ran.counts,
+        block_size=ran.block_size,
+        input_tokens=ran.input_tokens,
+    )
+
+
+def of_chains(
+    chains: Ids,
+    *,
+    readable: Ints,
+    needs: Ints,
+    freed: Ints,
+    counts: Bools,
+    block_size: int,
+    input_tokens: Ints,
+) -> References:
+    """References whose blocks are named by any ids."""
+    numbers, blocks = _numbered(chains)
+    return References(
+        chains=Ids(numbers, chains.offsets),
+        blocks=blocks,
+        readable=np.minimum(readable, chains.lengths),
+        needs=needs,
+        freed=freed,
+        counts=counts,
+        block_size=block_size,
+        input_tokens=input_tokens,
+    )
+
+
+def _numbered(chains: Ids) -> tuple[Ints, int]:
+    """Numbers from 0 on that are the same where content and everything before it are."""
+    values = np.unique(chains.values, return_inverse=True)[1].ravel()
+    before = np.full(len(values), -1)
+    before[1:] = values[:-1]
+    before[chains.positions == 0] = -1
+    order = np.argsort(values, kind="stable")
+    same = values[order][1:] == values[order][:-1]
+    if (before[order][1:] == before[order][:-1])[same].all():
+        return values, int(values.max(initial=-1)) + 1
+    return _numbered_by_prefix(values, chains)
+
+
+def _numbered_by_prefix(values: Ints, chains: Ids) -> tuple[Ints, int]:
+    """The same for a trace whose ids do not stand for what comes before them."""
+    numbers = np.empty(len(values), np.int64)
+    lengths, begins, blocks = chains.lengths, chains.offsets[:-1], 0
+    for position in range(int(lengths.max(initial=0))):
+        at = begins[lengths > position] + position
+        parents = numbers[at - 1] if position else np.zeros(len(at), np.int64)
+        pairs = np.stack([parents, values[at]])
+        numbers[at] = blocks + np.unique(pairs, axis=1, return_inverse=True)[1].ravel()
+        blocks = int(numbers[at].max()) + 1
+    return numbers, blocks
+
+
+def last_freed(references: References) -> Ints:
+    """Of each reference: among the requests that had the block before, the rank of the one that
+    lets go of it last; -1 where none had it."""
+    order, block = _by_block(references)
+    above = len(references) + 1
+    rank = references.freed[references.chains.rows[order]]
+    latest = np.maximum.accumulate(rank + block * above) - block * above
+    found = np.full(len(order), -1)
+    found[order[1:]] = np.where(block[1:] == block[:-1], latest[:-1], -1)
+    return found
+
+
+def first_user(references: References) -> Ints:
+    """Of each reference, the first request that had the block."""
+    order, block = _by_block(references)
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = block[1:] != block[:-1]
+    first = references.chains.rows[order[begins]]
+    return first[references.chains.values]
+
+
+def next_reader(references: References) -> Ints:
+    """Of each reference, the next request whose lookup can find the block; the number of requests
+    where there is none."""
+    order, block = _by_block(references)
+    never = len(references)
+    reader = np.where(references.can_be_found, references.chains.rows, never)[order]
+    above = never + 1
+    # From the end: the smallest one that follows, of this block or of a later one.
+    soonest = np.minimum.accumulate((reader + block * above)[::-1])[::-1]
+    found = np.full(len(order), never)
+    found[order[:-1]] = np.where(soonest[1:] // above == block[:-1], soonest[1:] % above, never)
+    return found
+
+
+def _by_block(references: References) -> tuple[Ints, Ints]:
+    """The references sorted by block, then in order; and the block of each."""
+    order = np.argsort(references.chains.values, kind="stable")
+    return order, references.chains.values[order]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Stretches of chains whose blocks have the same ``key``, in order: most requests have few.
+
+    ``request``, ``start`` (place in the chain) and ``length`` in blocks.
+    """
+
+    request: Ints
+    start: Ints
+    length: Ints
+    key: Ints
+
+    def by_request(self, requests: int) -> Iterator[list[tuple[int, int, int, int]]]:
+        """For each request, of each of its runs: its number, start, length and key."""
+        rows = list(
+            zip(
+                range(len(self.key)),
+                self.start.tolist(),
+                self.length.tolist(),
+                self.key.tolist(),
+                strict=True,
+            )
+        )
+        ends = np.searchsorted(self.request, np.arange(requests), side="right").tolist()
+        for begin, end in zip([0, *ends], ends, strict=False):
+            yield rows[begin:end]
+
+
+def runs(chains: Ids, key: Ints) -> Runs:
+    """The runs of one key in these chains."""
+    request = chains.rows
+    begins = np.ones(len(key), np.bool_)
+    begins[1:] = (request[1:] != request[:-1]) | (key[1:] != key[:-1])
+    at = np.flatnonzero(begins)
+    return Runs(request[at], chains.positions[at], np.diff(np.append(at, len(key))), key[at])

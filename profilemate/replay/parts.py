@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How does one make vLLM's scheduler, its requests and a model's answers, in whichever release?
+
+Arguments that a release does not know are left out; what else it wants is said at each place,
+with the release. vLLM is imported inside the functions: it takes a while.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+
+VOCABULARY = 512
+
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def write_model(folder: Path, **changes: Any) -> Path:
+    """A folder with the configuration of a tiny Llama, enough for a scheduler."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(TINY_LLAMA | changes))
+    return folder
+
+
+def known(callee: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that this release knows."""
+    names = inspect.signature(callee).parameters
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def build_scheduler(
+    model: Path,
+    num_blocks: int,
+    *,
+    block_size: int,
+    specs: Sequence[Any] | None = None,
+    hash_block_size: int | None = None,
+    data_parallel_index: int = 0,
+    **engine_args: Any,
+) -> Any:
+    """A Scheduler (or what ``engine_args`` make of it) over a pool of ``num_blocks`` blocks.
+
+    ``specs`` are the KV cache groups' specs; one group of full attention by default.
+    ``data_parallel_index`` is what vLLM tells the ranks of a dense model, each of which is else
+    an engine of its own. The rest are arguments of vLLM's own, which stand as they are given.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+    arguments = {
+        "model": str(model),
+        "load_format": "dummy",
+        "block_size": block_size,
+        "enforce_eager": True,
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "async_scheduling": False,
+        **engine_args,
+    }
+    config = EngineArgs(**known(EngineArgs, arguments)).create_engine_config()
+    # CPUs have their own ideas of these; the scheduler does as it is told.
+    config.cache_config.num_gpu_blocks = num_blocks
+    config.cache_config.block_size = block_size
+    config.cache_config.enable_prefix_caching = arguments["enable_prefix_caching"]
+    config.scheduler_config.async_scheduling = arguments["async_scheduling"]
+    config.parallel_config.data_parallel_index = data_parallel_index
+    groups = [
+        KVCacheGroupSpec([f"layer.{number}"], spec)
+        for number, spec in enumerate(specs or [full_attention(block_size)])
+    ]
+    cache = {
+        "num_blocks": num_blocks,
+        "kv_cache_groups": groups,
+        "kv_cache_tensors": [],
+        # Up to 0.8.5.
+        "tensors": {},
+    }
+    chosen = getattr(config.scheduler_config, "get_scheduler_cls", lambda: Scheduler)()
+    scheduling = {
+        "vllm_config": config,
+        "kv_cache_config": KVCacheConfig(**known(KVCacheConfig, cache)),
+        "structured_output_manager": _structured_output_manager(config),
+        "log_stats": True,
+        "block_size": block_size,
+        "hash_block_size": hash_block_size or block_size,
+    }
+    # A subclass may take *args and **kwargs, which says nothing of what it knows.
+    return chosen(**known(Scheduler, scheduling))
+
+
+def _structured_output_manager(config: Any) -> Any:
+    import vllm.v1.structured_output as module
+
+    # 0.9.0 makes a tokenizer, whatever it is told, and not as transformers has them by now.
+    no_tokenizer = SimpleNamespace(get_lora_tokenizer=lambda lora: None)
+    if hasattr(module, "init_tokenizer_from_configs"):
+        module.init_tokenizer_from_configs = lambda *_, **__: no_tokenizer
+    return module.StructuredOutputManager(config)
+
+
+def full_attention(block_size: int) -> Any:
+    """The spec of a group of full attention."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    return _attention(FullAttentionSpec, block_size)
+
+
+def sliding_window(block_size: int, window: int) -> Any:
+    """The spec of a group of sliding-window attention; ``window`` in tokens."""
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    return _attention(SlidingWindowSpec, block_size, sliding_window=window)
+
+
+def _attention(spec: Callable[..., Any], block_size: int, **more: Any) -> Any:
+    import torch
+
+    arguments = {
+        "block_size": block_size,
+        "num_kv_heads": 1,
+        "head_size": 16,
+        "dtype": torch.bfloat16,
+        # Up to 0.10.2.
+        "use_mla": False,
+        **more,
+    }
+    return spec(**known(spec, arguments))
+
+
+class RequestMaker:
+    """Makes vLLM's Requests, whose block hashes are those of ``block_size`` tokens."""
+
+    def __init__(self, block_size: int) -> None:
+        self._hasher = _block_hasher(block_size)
+
+    def __call__(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        prompt_logprobs: int | None = None,
+        **fields: Any,
+    ) -> Any:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        parameters = inspect.signature(Request).parameters
+        # What a release asks for beyond this may be None.
+        arguments: dict[str, Any] = {
+            name: None
+            for name, parameter in parameters.items()
+            if parameter.default is parameter.empty
+        }
+        arguments |= {
+            "request_id": request_id,
+            "prompt_token_ids": prompt,
+            "sampling_params": SamplingParams(
+                max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=prompt_logprobs
+            ),
+            "eos_token_id": 2,
+            "block_hasher": self._hasher,
+            "arrival_time": 0.0,
+            **fields,
+        }
+        return Request(**known(Request, arguments))
+
+
+def _block_hasher(block_size: int) -> Any:
+    """What hashes a request's blocks; None up to 0.9.2, where the KV cache manager does."""
+    import vllm.v1.core.kv_cache_utils as utils
+
+    if not hasattr(utils, "get_request_block_hasher"):
+        return None
+    utils.init_none_hash(hash_function())
+    return utils.get_request_block_hasher(block_size, hash_function())
+
+
+def hash_function() -> Any:
+    """What vLLM hashes blocks with, unless it is told otherwise."""
+    try:
+        # From 0.11.1.
+        module = import_module("vllm.utils.hashing")
+    except ModuleNotFoundError:
+        module = import_module("vllm.utils")
+    # Up to 0.10.0 it is found by its own name.
+    by_name = getattr(module, "get_hash_fn_by_name", lambda name: getattr(module, name))
+    return by_name("sha256")
+
+
+def answer(scheduler: Any, output: Any, sample: Callable[[Any], int]) -> Any:
+    """What a model would return for this step: one token, ``sample``'s, where all was computed."""
+    make, taken, as_arrays = _answers()
+    ids = list(output.num_scheduled_tokens)
+    requests = [scheduler.requests[request_id] for request_id in ids]
+    sampled: list[Any] = [
+        [sample(request)] if request.num_computed_tokens >= request.num_tokens else []
+        for request in requests
+    ]
+    if as_arrays:
+        sampled = [numpy.array(tokens, dtype=int) for tokens in sampled]
+    arguments = {
+        "req_ids": ids,
+        "req_id_to_index": {request_id: index for index, request_id in enumerate(ids)},
+        "sampled_token_ids": sampled,
+        # Up to 0.9.2.
+        "spec_token_ids": None,
+        "logprobs": None,
+        "prompt_logprobs_dict": {},
+        "pooler_output": [],
+    }
+    return make(**{name: value for name, value in arguments.items() if name in taken})
+
+
+@functools.cache
+def _answers() -> tuple[Callable[..., Any], frozenset[str], bool]:
+    """What makes them, the arguments that it knows, and whether it wants tokens in arrays."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    # 0.11.1 and 0.11.2 do.
+    as_arrays = "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"])
+    return ModelRunnerOutput, frozenset(inspect.signature(ModelRunnerOutput).parameters), as_arrays
+
+
+def prepare_libraries() -> None:
+    """Give newer libraries what older releases expect of them; before vLLM is imported."""
+    import torch
+    from transformers import AutoConfig
+
+    # 0.9.2 registers configurations that transformers has by now.
+    register = AutoConfig.register
+    AutoConfig.register = staticmethod(  # type: ignore[method-assign]
+        lambda model_type, config, exist_ok=False: register(model_type, config, exist_ok=True)
+    )
+    # 0.17.1 asks for these when it is imported, and torch 2.13 has them elsewhere.
+    for name in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        if not hasattr(torch._C._cpu, name):
+            setattr(torch._C._cpu, name, lambda: False)
+
+
+def tell_of_the_model() -> None:
+    """Tell vLLM what kind of model a Llama is.
+
+    It would start a process that imports all that a model needs to ask its class, which takes
+    longer than all the rest, and asks for compiled parts that may not be there.
+    """
+    from vllm.model_executor.models import registry
+
+    told = {
+        "architecture": "LlamaForCausalLM",
+        "is_text_generation_model": True,
+        "supports_pp": True,
+        "attn_type": "decoder",
+        "default_pooling_type": "LAST",
+        "default_seq_pooling_type": "LAST",
+        "default_tok_pooling_type": "ALL",
+        "score_type": "bi-encoder",
+        "supported_video_pruning_methods": (),
+    }
+    names = [field.name for field in fields(registry._ModelInfo)]
+    info = registry._ModelInfo(**{name: told.get(name, False) for name in names})
+    registry._run_in_subprocess = lambda ask: info

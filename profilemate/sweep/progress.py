@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far is the sweep, and how long will it take? Lines on stderr; stdout is for the table."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from analysis.renderers.formats import duration
+from analysis.renderers.text.layout import printable
+
+_LONGEST_NAME = 60
+
+
+@dataclass
+class Progress:
+    """Tells of each run when it begins and when it ends; on a terminal its seconds count up.
+
+    ``total``: runs of the sweep, those that were done before included. ``seconds``: how long
+    those took that are known.
+    """
+
+    total: int
+    seconds: list[float] = field(default_factory=list)
+    _status: Any = None
+    _head: str = ""
+
+    def begin(self, number: int, name: str, left: int) -> None:
+        """Run ``number`` begins; ``left`` counts it and what comes after it."""
+        shown = printable(name)
+        if len(shown) > _LONGEST_NAME:
+            shown = f"{shown[: _LONGEST_NAME - 3]}..."
+        self._head = f"[{number}/{self.total}] {shown}"
+        self._left = left
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True, highlight=False).status(self._head)
+            self._status.start()
+        else:
+            _say(f"{self._head} ... {self._remaining(0)}".rstrip())
+
+    def tick(self, seconds: float) -> None:
+        """The run goes on, for so many seconds already."""
+        if self._status is not None:
+            self._status.update(f"{self._head}  {_clock(seconds)}  {self._remaining(seconds)}")
+
+    def end(self, seconds: float, outcome: str) -> None:
+        """The run has ended."""
+        self.stop()
+        self.seconds.append(seconds)
+        _say(f"{self._head}: {outcome}, {_clock(seconds)}")
+
+    def stop(self) -> None:
+        """No run goes on any more."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _remaining(self, seconds: float) -> str:
+        if not self.seconds:
+            return ""
+        left = statistics.mean(self.seconds) * self._left - seconds
+        return f"(about {_clock(max(1.0, left))} left)"
+
+
+def _clock(seconds: float) -> str:
+    return duration(round(seconds)) if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the runs of a sweep, one after the other, each with a result."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.sweep import RANKED, figure
+from profilemate import config
+from profilemate.bootstrap import ROOT
+from profilemate.sweep import baseline, benchmarks, folder, logs, measuring, running, settings
+from profilemate.sweep.folder import LOG_FILE, SESSIONS, Plan, Planned
+from profilemate.sweep.progress import Progress
+from profilemate.sweep.running import Ended, Interrupts
+
+_ELSEWHERE = (config.SWITCH, config.GUIDE_SWITCH, config.SESSION, config.FAILED)
+"""Variables that the caller's shell may have, and that would lead a run's session elsewhere, or
+keep it from being recorded."""
+
+
+def sweep(
+    plan: Plan,
+    directory: Path,
+    *,
+    lock: int,
+    interrupts: Interrupts,
+    time_limit: float | None,
+    retry_failed: bool,
+) -> None:
+    """Make every run that has no result yet.
+
+    A KeyboardInterrupt stops the run that goes on, with all its processes; it will be made anew.
+    """
+    runs = list(plan.runs(directory))
+    done = {run.folder: folder.result_of(run) for run in runs}
+    pending = [run for run in runs if _is_pending(done[run.folder], retry_failed)]
+    known = [float(each["seconds"]) for each in done.values() if each and each.get("seconds")]
+    progress = Progress(len(runs), known)
+    for number, run in enumerate(pending):
+        progress.begin(runs.index(run) + 1, run.name, len(pending) - number)
+        try:
+            result = _run(plan, run, lock, interrupts, time_limit, progress)
+        finally:
+            progress.stop()
+        folder.write_result(run, result)
+        progress.end(result["seconds"], _outcome(result))
+
+
+def commands(plan: Plan, directory: Path) -> Iterator[str]:
+    """Every run's command, as a shell would take it."""
+    for run in plan.runs(directory):
+        own = [f"{name}={shlex.quote(value)}" for name, value in _variables(run).items()]
+        yield " ".join([*own, shlex.join(_command(plan, run))])
+
+
+def _is_pending(result: Mapping[str, Any] | None, retry_failed: bool) -> bool:
+    return result is None or (retry_failed and result.get("state") != "done")
+
+
+def _run(
+    plan: Plan,
+    run: Planned,
+    lock: int,
+    interrupts: Interrupts,
+    time_limit: float | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    folder.make_anew(run)
+    (run.folder / SESSIONS).mkdir(mode=0o700)
+    log, command, began = run.folder / LOG_FILE, _command(plan, run), time.time()
+    ended = running.run(
+        command,
+        _environment(run),
+        log,
+        time_limit=time_limit,
+        lock=lock,
+        interrupts=interrupts,
+        began=lambda pid: folder.held_by(lock, pid),
+        tick=progress.tick,
+    )
+    folder.held_by(lock, os.getpid())
+    text = logs.tail(log)
+    told = {
+        "exit_code": ended.exit_code,
+        "seconds": round(ended.seconds, 3),
+        "log": LOG_FILE,
+        "cores": len(os.sched_getaffinity(0)),
+        "others_cores": ended.others_cores,
+    }
+    why = _why(ended, text, time_limit)
+    if why is not None:
+        return {"state": "timed out" if ended.timed_out else "failed", "why": why, **told}
+    if run.settings is None:
+        return {**told, **_of_baseline(run, ended)}
+    said = benchmarks.said(text, command, began)
+    found = measuring.measured(run.folder / SESSIONS, said, command)
+    figures = {**found.figures, **_host_memory(ended)}
+    notes = list(found.notes)
+    if ended.left_behind:
+        notes.append("The command left processes running, which were ended.")
+    return {
+        "state": "done",
+        "why": None,
+        **told,
+        "session": found.session,
+        "source": found.source,
+        "figures": figures,
+        "requests": found.requests,
+        "input_lengths": found.input_lengths,
+        "versions": found.versions,
+        "device": found.device,
+        "notes": notes,
+    }
+
+
+def _of_baseline(run: Planned, ended: Ended) -> dict[str, Any]:
+    told = baseline.result(run.folder)
+    if told is None or not told["seconds"]:
+        return {"state": "failed", "why": f"it wrote no {baseline.RESULT}"}
+    seconds, output = told["seconds"], told["output_tokens"]
+    figures = {
+        "output_tokens_per_sec": output / seconds,
+        "total_tokens_per_sec": (told["input_tokens"] + output) / seconds,
+        "requests_per_sec": told["requests"] / seconds,
+        **_host_memory(ended),
+    }
+    if told["gpu_memory_bytes"] is not None:
+        figures["gpu_memory_bytes"] = told["gpu_memory_bytes"]
+    return {
+        "state": "done",
+        "why": None,
+        "source": "output",
+        "figures": figures,
+        "requests": {
+            "ended": told["requests"],
+            "input_tokens": told["input_tokens"],
+            "output_tokens": output,
+        },
+        "input_lengths": Counter(told["input_lengths"]),
+        "prompts_digest": told["prompts_digest"],
+        "device": told["device"],
+        "notes": [_RANDOM] if told["weights"] == "random" else [],
+    }
+
+
+_RANDOM = "The baseline's weights are random, as --load-format dummy has it."
+
+
+def _host_memory(ended: Ended) -> dict[str, float]:
+    peak = ended.peak_memory_bytes
+    return {"host_memory_bytes": peak} if peak else {}
+
+
+def _why(ended: Ended, log: str, time_limit: float | None) -> str | None:
+    """Why the run failed; None where it did not."""
+    if ended.problem is not None:
+        return ended.problem
+    if ended.timed_out:
+        return f"it took over {time_limit:g} s and was stopped"
+    last = logs.telling_line(log)
+    said = f": {last}" if last else ", and wrote nothing"
+    code = ended.exit_code
+    if code is not None and code < 0:
+        return f"it was ended by {_signal_name(-code)}{said}"
+    return f"exit code {code}{said}" if code else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    """What a run came to, in a line."""
+    if result["state"] != "done":
+        return f"failed, {result['why']}"
+    for name in RANKED:
+        if name in result["figures"]:
+            known = figure(name)
+            return f"{result['figures'][name]:,.1f} {known.heading}"
+    return "done, and told no tokens a second"
+
+
+def _command(plan: Plan, run: Planned) -> list[str]:
+    if run.settings is not None:
+        return settings.command(plan.command, run.settings, run.folder)
+    size = int((plan.baseline or {})["batch_size"])
+    return baseline.command(plan.command, plan.combinations[0], run.folder, size)
+
+
+def _variables(run: Planned) -> dict[str, str]:
+    """What a run's environment has beside the caller's. The baseline is no vLLM: nothing of it is
+    to be recorded."""
+    if run.settings is None:
+        return {config.SWITCH: "0"}
+    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, config.DIRECTORY: str(run.folder / SESSIONS)}
+
+
+def _environment(run: Planned) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    return kept | _variables(run)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases of ``truth`` as a plan sees them."""
+
+from __future__ import annotations
+
+from analysis.plan import config
+from analysis.plan.model import Model
+from analysis.plan.settings import Settings
+from tests.plan.truth import CONFIGS, MEMORY, Case
+
+
+def model_of(case: Case) -> Model:
+    return config.read(CONFIGS / f"{case.model}.json")
+
+
+def settings_of(case: Case, **other: object) -> Settings:
+    return Settings(
+        block_size=case.block_size,
+        kv_cache_dtype=case.cache_dtype,
+        tensor_parallel=case.tensor,
+        pipeline_parallel=case.pipeline,
+        prefix_caching=case.caching,
+        hybrid=case.hybrid,
+        kv_bytes=MEMORY,
+        **other,  # type: ignore[arg-type]
+    )

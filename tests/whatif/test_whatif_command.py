@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``profilemate whatif`` as a user runs it: in processes of its own, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.renderers.text import whatif as text
+from analysis.whatif.clock import StepTime
+from analysis.whatif.outcome import Outcome
+from analysis.whatif.replayed import Failure, Replayed
+from tests.analysis.builder import SessionBuilder
+from tests.analysis.invoke import invoke
+from tests.whatif.test_exact_configuration import SCHEDULER
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCS = ROOT / "docs" / "whatif.md"
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty requests, one a second, each with the 48 tokens that all have in common, and 32 of
+    its own; as an engine with 100 blocks would have recorded them."""
+    built = SessionBuilder(tmp_path_factory.mktemp("whatif") / "session")
+    built.metadata(scheduler=SCHEDULER)
+    for number in range(30):
+        built.requests(
+            {
+                "timestamp": 1000 * number,
+                "input_length": 80,
+                "output_length": 4,
+                "hash_ids": [1, 2, 3, 100 + number, 200 + number],
+                "block_size": 16,
+                "request_id": f"r{number}",
+                "engine": 0,
+                "finish_reason": "length",
+            }
+        )
+    return built.folder
+
+
+@pytest.fixture(scope="module")
+def answered(session: Path) -> subprocess.CompletedProcess[str]:
+    """Two pools, each with steps of fewer tokens than requests, too, which vLLM refuses."""
+    command = [sys.executable, "-m", "profilemate", "whatif", str(session), "--json", "--jobs=1"]
+    options = ["--blocks=1x,5", "--max-num-batched-tokens=2048,32", "--step-ms=10"]
+    folder = session.parent
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "VLLM_PROFILING_DIR": str(folder),
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "TMPDIR": str(folder),
+    }
+    return subprocess.run(
+        [*command, *options], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def found(answered: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert answered.returncode == 0, answered.stderr
+    content: dict[str, Any] = json.loads(answered.stdout)
+    return content
+
+
+def test_by_hand(answered: subprocess.CompletedProcess[str]) -> None:
+    """All but the first request find 3 blocks of 16 tokens in a pool that holds all."""
+    baseline = found(answered)["baseline"]
+    assert baseline["num_blocks"] == 100
+    assert (baseline["query_tokens"], baseline["hit_tokens"]) == (30 * 80, 29 * 48)
+    # Each request is alone: a step for its prompt, and one for each token but the first.
+    assert (baseline["steps"], baseline["queue_mean_sec"]) == (30 * 4, 0)
+    assert baseline["span_sec"] == pytest.approx(29 + 0.04)
+    # 3 + 30 * 2 full blocks are cached, and as many as fit into 100 stay.
+    assert baseline["evictions"] == 0
+
+
+def test_what_never_fits(answered: subprocess.CompletedProcess[str]) -> None:
+    """80 tokens and the three of the answer that are computed want 6 blocks, and 4 are usable."""
+    (small,) = found(answered)["outcomes"]
+    assert (small["label"], small["num_blocks"]) == ("5 blocks", 4)
+    assert (small["failed_requests"], small["requests"], small["hit_rate"]) == (30, 0, None)
+
+
+def test_what_vllm_refuses_does_not_stop_the_others(
+    answered: subprocess.CompletedProcess[str],
+) -> None:
+    failures = found(answered)["failures"]
+    assert [one["label"] for one in failures] == [
+        "32 batched tokens",
+        "5 blocks, 32 batched tokens",
+    ]
+    assert all("max_num_batched_tokens" in one["reason"] for one in failures)
+
+
+def test_nothing_of_vllms_reaches_the_user_and_nothing_is_left(
+    answered: subprocess.CompletedProcess[str], session: Path
+) -> None:
+    """No line of vLLM's, no session of ours, no file of what vLLM was told of the model."""
+    assert answered.stderr == ""
+    assert [path.name for path in session.parent.iterdir()] == [session.name]
+
+
+def test_every_key_is_documented(answered: subprocess.CompletedProcess[str]) -> None:
+    content, page = found(answered), DOCS.read_text()
+    keys = {*content, *content["baseline"], *content["step_time"], *content["failures"][0]}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--blocks", "half"], "--blocks: 'half' is no size of a pool"),
+        (["--block-size", "0"], "--block-size: '0' is no number"),
+        (["--prefix-caching", "yes"], "--prefix-caching: 'yes' is none of on, off"),
+        (["--scheduling-policy", "lifo"], "--scheduling-policy: 'lifo' is none of"),
+        (["--step-ms", "0"], "--step-ms: a step takes more than 0"),
+        (["--jobs", "0"], "--jobs: from 1 to 256"),
+        (["--max-num-seqs", ",".join(map(str, range(1, 1500)))], "1,499 combinations"),
+    ],
+)
+def test_wrong_options_are_one_line(session: Path, options: list[str], said: str) -> None:
+    result = invoke("whatif", session, *options)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_wrong_sources_are_one_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0}\n')
+    for source, said in ((tmp_path / "none", "none"), (trace, "line 1")):
+        result = invoke("whatif", source)
+        assert result.returncode == 2
+        assert said in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_without_vllm_it_says_so(session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profilemate.commands.whatif.find_spec", lambda name: None)
+    result = invoke("whatif", session)
+    assert result.returncode == 2
+    assert "vLLM is not installed for" in result.stderr
+
+
+def outcome(engine: Any, label: str, hits: int, **more: Any) -> Outcome:
+    return Outcome(
+        engine=engine,
+        label=label,
+        num_blocks=999,
+        block_size=16,
+        policy="lru",
+        requests=40,
+        query_tokens=10_000,
+        hit_tokens=hits,
+        evictions=500,
+        **more,
+    )
+
+
+def test_the_text_says_what_is_measured_and_what_replayed() -> None:
+    replayed = outcome(
+        "exact",
+        "2x blocks",
+        4_000,
+        preemptions=7,
+        recomputed_tokens=1_234,
+        steps=88,
+        queue_mean_sec=0.5,
+        failed_requests=2,
+    )
+    shown = text.render(
+        Replayed(
+            name="runs/session_1",
+            requests=42,
+            engines=2,
+            vllm="0.33.0",
+            recorded_vllm="0.32.0",
+            step_time=StepTime(0.008, 25e-6, 0.0, 0.0, 90, 0.012, 0.001),
+            notes=("something was not recorded",),
+            measured=outcome("measured", "as it ran", 2_500),
+            baseline=outcome("exact", "as recorded", 2_512),
+            outcomes=(replayed,),
+            failures=(Failure("1 seqs", "ValueError: no"),),
+        )
+    )
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    for line in (
+        "as it ran measured 999 25.00 % 500",
+        "as recorded replayed 999 25.12 % 500",
+        "2x blocks replayed 999 40.00 % 500",
+        "2x blocks 7 1,234 88 500.0 ms n/a",
+        "2x blocks: 2 requests can never fit into the pool, and took no part.",
+        "- something was not recorded",
+        "1 seqs: ValueError: no",
+    ):
+        assert line in lines, shown
+    flowing = " ".join(lines)
+    assert "42 requests on 2 engines, replayed through vLLM 0.33.0's own scheduler" in flowing
+    assert "recorded with 0.32.0. A step takes 8.0 ms + 25 us a prefill token on" in flowing
+    assert "has a hit rate 0.12 points above that of the session, and +0.0 % evictions" in flowing
+    assert max(map(len, shown.splitlines())) <= 80

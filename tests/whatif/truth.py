@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM's scheduler really does with the trace, and the session that is left of it.
+
+The loop, the steps' times and the counting are not those of the replay: the oracle counts within
+vLLM's classes, and a step's time is a rule of the simulated device, which the session tells of by
+its timestamps alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profilemate import collector
+from tests.kv.recording import Clock, only_session, recorded
+from tests.support.oracle import FIRST, RESUMED, RETRY, Oracle
+from tests.support.scheduler import RequestMaker, answer, build_scheduler, trace_requests
+
+WALK_EVERY = 10**9
+"""The oracle need not walk through the pool."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What was counted within vLLM, and where the session lies."""
+
+    session: Path
+    query_tokens: int
+    hit_tokens: int
+    evictions: int
+    preemptions: int
+    steps: int
+    recomputed_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit_tokens / self.query_tokens
+
+
+def steady(output: Any) -> float:
+    """A device whose steps all take 30 ms."""
+    return 0.03
+
+
+def device(output: Any) -> float:
+    """A device whose steps take longer the more they compute."""
+    tokens = output.total_num_scheduled_tokens
+    requests = len(output.num_scheduled_tokens)
+    return 0.008 + 25e-6 * tokens + 150e-6 * requests
+
+
+def run(
+    model: Path,
+    folder: Path,
+    blocks: int,
+    *,
+    limit: int | None = None,
+    step_sec: Callable[[Any], float] = steady,
+    block_size: int = 16,
+    abort: Callable[[Any, int], list[str]] = lambda scheduler, step: [],
+    requests: Iterable[tuple[float, Any]] | None = None,
+    batches: int = 1,
+    **arguments: Any,
+) -> Truth:
+    """Drive a scheduler over so many blocks as vLLM counts them, and record it into ``folder``.
+
+    ``requests`` are the trace's, unless given; ``abort`` names those that are aborted before a
+    step, whose number it is given. ``batches`` are in flight at once.
+    """
+    folder.mkdir(parents=True)
+    clock = Clock()
+    with recorded(folder, clock, walk_every=WALK_EVERY) as oracle:
+        scheduler = build_scheduler(model, blocks, block_size=block_size, **arguments)
+        arrivals = list(requests or trace_requests(RequestMaker(block_size), limit))
+        _drive(scheduler, arrivals, clock, step_sec, abort, batches)
+    session = only_session(folder)
+    collector.finalize(session)
+    return _counted(session, oracle)
+
+
+def _drive(
+    scheduler: Any,
+    arrivals: list[tuple[float, Any]],
+    clock: Clock,
+    step_sec: Callable[[Any], float],
+    abort: Callable[[Any, int], list[str]],
+    batches: int,
+) -> None:
+    from vllm.v1.request import RequestStatus
+
+    origin, now, pending, step = clock.now, 0.0, arrivals[::-1], 0
+    flight: deque[tuple[Any, Any]] = deque()
+    while pending or flight or scheduler.has_unfinished_requests():
+        if not flight and not scheduler.has_unfinished_requests():
+            now = max(now, pending[-1][0] / 1e3)
+        clock.now = max(clock.now, origin + round(now * 1e9))
+        while pending and pending[-1][0] <= now * 1e3:
+            # As in an engine, no two arrive in the same microsecond: that tells their order.
+            clock.tick(1)
+            scheduler.add_request(pending.pop()[1])
+        for name in abort(scheduler, step):
+            scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        step += 1
+        if scheduler.has_unfinished_requests():
+            output = scheduler.schedule()
+            flight.append((output, answer(scheduler, output)))
+            if len(flight) < batches:
+                continue
+        output, answered = flight.popleft()
+        now += step_sec(output) if output.total_num_scheduled_tokens else 0.0
+        clock.now = max(clock.now, origin + round(now * 1e9))
+        scheduler.update_from_output(output, answered)
+
+
+def _counted(session: Path, oracle: Oracle) -> Truth:
+    def again(lookup: Any) -> bool:
+        return bool(lookup.admitted) and lookup.kind == RESUMED
+
+    true = [
+        lookup for lookup in oracle.lookups if lookup.admitted and lookup.kind in (FIRST, RETRY)
+    ]
+    return Truth(
+        session=session,
+        query_tokens=sum(lookup.query for lookup in true),
+        hit_tokens=sum(lookup.hit for lookup in true),
+        evictions=len(oracle.evictions),
+        preemptions=sum(life.preemptions for life in oracle.lives.values()),
+        steps=sum(step.scheduled > 0 for step in oracle.steps),
+        recomputed_tokens=sum(life.wasted for life in oracle.lives.values())
+        - sum(lookup.hit for lookup in oracle.lookups if again(lookup)),
+    )

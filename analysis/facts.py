@@ -65,7 +65,8 @@ class Facts:
 
     ``engines``: the data-parallel ranks that recorded. ``pool_blocks`` counts the null block, as
     vLLM's own figure does. ``kv_tokens`` and ``max_concurrency`` are what vLLM prints at
-    start-up, the latter for ``max_model_len`` tokens a request. ``settings``: the flags that
+    start-up, the latter for ``max_model_len`` tokens a request. ``blocks_override``: blocks that
+    were asked for with ``--num-gpu-blocks-override``. ``settings``: the flags that
     advice may name, without their dashes, as far as the release has them.
     """
 
@@ -78,6 +79,7 @@ class Facts:
     kv_tokens: int | None
     max_model_len: int | None
     max_concurrency: float | None
+    blocks_override: int | None
     prefix_caching: bool | None
     gpu_memory_utilization: float | None
     tensor_parallel: int | None
@@ -129,6 +131,7 @@ def read(session: Session) -> Facts:
         kv_tokens=whole(cache.get("tokens")),
         max_model_len=whole(cache.get("max_model_len")),
         max_concurrency=number(cache.get("max_concurrency")),
+        blocks_override=whole(cache.get("num_gpu_blocks_override")),
         prefix_caching=flag(cache.get("prefix_caching")),
         gpu_memory_utilization=number(cache.get("gpu_memory_utilization")),
         tensor_parallel=whole(parallel.get("tensor")),

@@ -323,7 +323,7 @@ def _blocks(made: Plan, found: Facts, told: StartUp | None) -> Iterator[Part]:
     capped = measured - told.kv_bytes // real
     if capped:
         stages = made.settings.pipeline_parallel
-        yield Part("The number of blocks", capped, _cap(measured, told.kv_bytes // real, stages))
+        yield Part("The number of blocks", capped, _cap(found, told.kv_bytes // real, stages))
 
 
 def _given(gap: int, memory: Memory, told: StartUp, block: int) -> Iterator[Part]:
@@ -337,9 +337,11 @@ def _given(gap: int, memory: Memory, told: StartUp, block: int) -> Iterator[Part
     )
 
 
-def _cap(blocks: int, fitting: int, stages: int) -> str:
+def _cap(found: Facts, fitting: int, stages: int) -> str:
     """Why the pool was not made of all the memory that was left to the worker with the least."""
-    made_of = f"{blocks:,} blocks were made where {fitting:,} fit"
+    made_of = f"{found.pool_blocks or 0:,} blocks were made where {fitting:,} fit"
+    if found.blocks_override:
+        return f"{made_of}: --num-gpu-blocks-override {found.blocks_override} does that"
     if stages == 1:
         return f"{made_of}: num_gpu_blocks_override does that"
     return f"{made_of}: num_gpu_blocks_override, or a stage with larger blocks, does that"

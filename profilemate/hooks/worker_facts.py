@@ -56,6 +56,13 @@ def mode_name(mode: Any) -> str | None:
     return None if mode is None else str(getattr(mode, "name", mode))
 
 
+def _allocated(tensors: Any) -> int:
+    """Bytes of the KV cache's tensors; from vLLM 0.29 all lie in one allocation, whose size each
+    names."""
+    sizes = [int(tensor.size) for tensor in tensors]
+    return max(sizes) if hasattr(tensors[0], "layer_stride") else sum(sizes)
+
+
 class StartUp:
     """What a worker's start-up methods were given and returned, which nobody keeps."""
 
@@ -66,9 +73,7 @@ class StartUp:
     def take_kv_cache(self, _: Any, kv_cache_config: Any) -> None:
         """``initialize_from_config`` was given this."""
         self._kv_cache = {
-            "kv_allocated_bytes": fact(
-                lambda: sum(int(tensor.size) for tensor in kv_cache_config.kv_cache_tensors)
-            ),
+            "kv_allocated_bytes": fact(lambda: _allocated(kv_cache_config.kv_cache_tensors)),
             "blocks": fact(lambda: int(kv_cache_config.num_blocks)),
         }
 

@@ -192,3 +192,27 @@ def test_start_up_numbers_that_fail_do_not_end_the_recording(
     told: Told = read(journal(sessions))
     assert told.status["failed"] == {"capture_model": "LookupError: no such number"}
     assert told.executions[-1] == Execution(("FULL", 4, 4, 1, 0), 3, 1)
+
+
+def test_tensors_in_one_allocation(model: Path) -> None:
+    """Two groups of a hybrid model, as vLLM 0.32 lays their layers out, take the memory once."""
+    import torch
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    from profilemate.hooks.worker_facts import StartUp
+    from tests.graphs import toys
+
+    common = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+    specs: dict[str, Any] = {"full": FullAttentionSpec(**common)}
+    specs |= {f"window{i}": SlidingWindowSpec(**common, sliding_window=64) for i in (1, 2)}
+    available = 1 << 20
+    settings = toys.config(model)
+    settings.cache_config.kv_cache_layout = "LBNHC"
+    (config,) = get_kv_cache_configs(settings, [specs], [available])
+    assert len(config.kv_cache_tensors) > 1
+    facts = StartUp()
+    facts.take_kv_cache(None, config)
+    taken = facts.memory(None)["kv_allocated_bytes"]
+    page = next(iter(specs.values())).page_size_bytes
+    assert available - len(specs) * page < taken <= available

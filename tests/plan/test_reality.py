@@ -126,8 +126,12 @@ def test_an_override(session: SessionBuilder) -> None:
     tell(session, RITUAL, cache={**CACHE, "blocks": 1000, "tokens": 16_000, "max_concurrency": 2.0})
     blocks = figure(beside(session), "Blocks")
     assert amounts(blocks)["The number of blocks"] == 1000 - 25_088
-    note = blocks.parts[-1].note
-    assert note == "1,000 blocks were made where 25,088 fit: num_gpu_blocks_override does that"
+    made = "1,000 blocks were made where 25,088 fit"
+    assert blocks.parts[-1].note == f"{made}: num_gpu_blocks_override does that"
+    asked = {**CACHE, "blocks": 1000, "num_gpu_blocks_override": 1000}
+    tell(session, RITUAL, cache=asked)
+    note = figure(beside(session), "Blocks").parts[-1].note
+    assert note == f"{made}: --num-gpu-blocks-override 1000 does that"
 
 
 def test_memory_that_was_given(session: SessionBuilder) -> None:

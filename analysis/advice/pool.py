@@ -169,6 +169,9 @@ def _of_a_larger_pool(summary: Summary, more: int, lost: float, tax: float) -> s
         )
     if facts.cache_dtype is not None and "fp8" not in facts.cache_dtype and more > pool // 4:
         parts.append("--kv-cache-dtype fp8 makes twice the blocks of 16-bit ones.")
+    if len(facts.groups) == 1:
+        replayed = f"profilemate whatif SESSION --blocks {pool + 1 + more}"
+        parts.append(f"'{replayed}' replays this load with that pool.")
     return " ".join(parts)
 
 

@@ -126,9 +126,9 @@ def _notes(
             "(--tensor-parallel-size, --pipeline-parallel-size) or smaller weights."
         )
     if made is not None and made.longest < most:
+        fits = f"--max-model-len {made.longest} does" if made.longest else "No length does"
         notes.append(
-            f"vLLM would refuse to start: one sequence of {most:,} tokens does not fit. "
-            f"--max-model-len {made.longest} does."
+            f"vLLM would refuse to start: one sequence of {most:,} tokens does not fit. {fits}."
         )
     given = settings.blocks is not None or settings.kv_bytes is not None
     if left is not None and not settings.other_bytes and not given:

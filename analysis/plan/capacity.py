@@ -230,7 +230,9 @@ def by_block_size(
         count = blocks_of(there, memory(there, weights, layout), layout)
         yield ByBlockSize(
             block_size=size,
-            effective=max(group.block_size for group in layout.groups if group.token_bytes),
+            effective=max(
+                (group.block_size for group in layout.groups if group.token_bytes), default=size
+            ),
             bytes_per_block=max(layout.bytes_per_block),
             blocks=count,
             length=length(tokens, count, there, layout),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import RuleError
-from analysis.plan.model import Attention, Layer, Model, State
+from analysis.plan.model import MOST_LAYERS, Attention, Layer, Model, State
 from analysis.plan.parameters import estimate
 
 FILE = "config.json"
@@ -106,8 +106,10 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
     """
     given = Path(path)
     file = given / FILE if given.is_dir() else given
+    if file.exists() and not file.is_file():
+        raise RuleError(f"{file} is no regular file; name a model's folder or its {FILE}")
     try:
-        entries = json.loads(file.read_text())
+        entries = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise RuleError(
             f"cannot read {file}: {error.strerror or error}; name a model's folder or its {FILE}"
@@ -129,7 +131,7 @@ def model(entries: Mapping[str, Any], name: str) -> Model:
     config = Config(entries, name)
     _refuse_unknown(config)
     count = config.whole("layers", "num_hidden_layers", "n_layer", "num_layers")
-    if count > 10_000:
+    if count > MOST_LAYERS:
         raise RuleError(f"{name}: {count:,} layers; a model has fewer")
     layers = tuple(_layer(config, number, count) for number in range(count))
     method, width = _quantization(config)
@@ -239,6 +241,8 @@ def _head_size(config: Config, heads: int) -> int:
     hidden = config.whole("hidden_size", "hidden_size", "n_embd")
     source = f"{config.sources['hidden_size']} / heads"
     size = config.whole("head_size", "head_dim", "attention_head_dim", default=hidden // heads)
+    if not size:
+        raise RuleError(f"{config.name}: {heads:,} heads do not fit in a hidden size of {hidden:,}")
     config.sources.setdefault("head_size", source)
     return size
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+MOST_LAYERS = 10_000
+"""No model has more."""
+
 
 @dataclass(frozen=True)
 class Attention:

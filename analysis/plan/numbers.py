@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from analysis.errors import RuleError
-from analysis.plan.model import Attention, Model, Parameters
+from analysis.plan.model import MOST_LAYERS, Attention, Model, Parameters
 
 
 def model(
@@ -29,6 +29,8 @@ def model(
     for option, value in {**given, "--parameters": parameters, "--sliding-window": window}.items():
         if value is not None and not 0 < value <= 10**14:
             raise RuleError(f"{option} {value}: write a whole number from 1 on")
+    if layers is not None and layers > MOST_LAYERS:
+        raise RuleError(f"--layers {layers}: a model has fewer, at most {MOST_LAYERS:,} here")
     kept = Attention(kv_heads or 0, head_size or 0, head_size or 0, window=window)
     return Model(
         name="the numbers given",

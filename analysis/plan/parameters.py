@@ -22,8 +22,8 @@ _TIED = ("gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text")
 
 def estimate(config: Config, layers: tuple[tuple[Layer, ...], ...]) -> Parameters | None:
     """The numbers of weights, None where the configuration does not tell enough."""
-    hidden, vocabulary = config.get("hidden_size", "n_embd"), config.get("vocab_size")
-    if not isinstance(hidden, int) or not isinstance(vocabulary, int):
+    hidden, vocabulary = _number(config, "hidden_size", "n_embd"), _number(config, "vocab_size")
+    if not hidden or not vocabulary:
         return None
     dense = experts = 0
     for number, kept in enumerate(layers):
@@ -32,10 +32,10 @@ def estimate(config: Config, layers: tuple[tuple[Layer, ...], ...]) -> Parameter
         dense, experts = dense + plain, experts + mixed
     tied = config.get("tie_word_embeddings")
     tied = config.family in _TIED if tied is None else bool(tied)
-    positions = config.get("n_positions") or (
-        config.get("max_position_embeddings") if config.family == "opt" else 0
+    positions = _number(config, "n_positions") or (
+        _number(config, "max_position_embeddings") if config.family == "opt" else 0
     )
-    embedding = vocabulary * hidden + (positions or 0) * hidden
+    embedding = (vocabulary + positions) * hidden
     return Parameters(embedding, 0 if tied else vocabulary * hidden, dense, experts)
 
 
@@ -109,5 +109,7 @@ def _experts(config: Config, number: int) -> int:
 
 
 def _number(config: Config, *keys: str) -> int:
+    """The number that the first of these entries states; 0 where it is none."""
     value: Any = config.get(*keys)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 < value < 10**9 else 0

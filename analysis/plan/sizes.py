@@ -10,6 +10,9 @@ from analysis.errors import RuleError
 
 GIB = 2**30
 
+MOST_BYTES = 2**50
+"""More than any GPU has."""
+
 _UNITS: Mapping[str, int] = {
     "": 1,
     "b": 1,
@@ -71,12 +74,15 @@ def gpu_memory(text: str) -> tuple[int, str]:
         if plain == re.sub(r"[^a-z0-9]", "", name.lower()):
             return mib * 2**20, f"{name}: as nvidia-smi shows it; CUDA sees up to 1 % less"
     try:
-        return size(text), "--gpu"
+        found = size(text)
     except RuleError:
         names = ", ".join(GPUS)
         raise RuleError(
             f"{text!r} is no GPU known here ({names}) and no size; write 80GiB"
         ) from None
+    if not 0 < found < MOST_BYTES:
+        raise RuleError(f"--gpu {text!r}: no GPU has that much memory; write 80GiB")
+    return found, "--gpu"
 
 
 def element_bytes(dtype: str, option: str) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,9 @@ from analysis.plan.specs import bounds
 INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000
 """Bytes of a safetensors header: no writer makes a longer one."""
+
+_NOT_JSON = (ValueError, RecursionError)
+"""What Python's reader raises."""
 
 _PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
@@ -84,6 +88,9 @@ def _divided(
     width = element_bytes(model.dtype, "--dtype")
     embedding = (model.parameters.embedding if model.parameters else 0) * width
     head = (model.parameters.head if model.parameters else 0) * width
+    if embedding + head > total:
+        # The configuration is of another model than the weights.
+        embedding = head = 0
     layers, count = total - embedding - head, len(model.layers)
     parts = [layers * (last - first) // count for first, last in bounds(count, stages)]
     parts[0] += embedding
@@ -137,20 +144,22 @@ def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
         entries = json.loads(header)
         for name, entry in entries.items():
             if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                yield name, str(entry["dtype"]), int(end) - int(begin)
-    except (ValueError, TypeError, KeyError, AttributeError):
+                begin, end = map(int, entry["data_offsets"])
+                if not 0 <= begin <= end:
+                    raise _damaged(file)
+                yield name, str(entry["dtype"]), end - begin
+    except (*_NOT_JSON, OverflowError, TypeError, KeyError, AttributeError):
         raise _damaged(file) from None
 
 
 def _index_bytes(file: Path) -> int:
     try:
         told: Any = json.loads(file.read_bytes())
-    except ValueError:
+    except _NOT_JSON:
         raise _damaged(file) from None
     metadata = told.get("metadata") if isinstance(told, Mapping) else None
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
-    if isinstance(total, bool) or not isinstance(total, (int, float)) or total <= 0:
+    if isinstance(total, bool) or not isinstance(total, (int, float)) or not 0 < total < math.inf:
         raise _damaged(file)
     return int(total)
 

@@ -56,13 +56,13 @@ class Part:
 @dataclass(frozen=True)
 class Row:
     """One of vLLM's figures. ``metric``: its name; ``unit``: what it counts. ``vllm``: its value,
-    over all engines. ``session``: of the whole session. ``difference``: vLLM's less the session's,
-    of which ``unexplained`` is left when the parts are taken away. ``note``: what else there is to
-    know of the figure."""
+    over all engines, None where the page has no number. ``session``: of the whole session.
+    ``difference``: vLLM's less the session's, of which ``unexplained`` is left when the parts are
+    taken away. ``note``: what else there is to know of the figure."""
 
     metric: str
     unit: str
-    vllm: float
+    vllm: float | None
     session: float | None
     difference: float | None
     parts: tuple[Part, ...]
@@ -185,6 +185,10 @@ def _row(
     if vllm is None:
         return
     known = tuple(part for part in parts if part is not None and (part.least or part.most))
+    if not math.isfinite(vllm):
+        note = "the page has no number for it"
+        yield Row(metric, unit, None, session, None, (), None, "not comparable", note)
+        return
     if session is None:
         yield Row(metric, unit, vllm, None, None, known, None, "not comparable", note)
         return
@@ -612,7 +616,7 @@ def _mean(vllm: float, session: float | None, anew: int, name: str, rate: float)
     yield Row(
         f"vllm:kv_block_{name}_seconds, mean",
         "s",
-        vllm,
+        vllm if math.isfinite(vllm) else None,
         session,
         None,
         (),

@@ -105,9 +105,18 @@ def plan(
         ),
         average=average,
         worst=worst,
-        notes=tuple(_notes(model, settings, weights, left, made, most, layout)),
+        notes=(
+            *_too_long(max(average_len or 0, worst_len or 0), most),
+            *_notes(model, settings, weights, left, made, most, layout),
+        ),
         steps=steps(model, settings, layout, weights, left, made, most),
     )
+
+
+def _too_long(expected: int, most: int) -> list[str]:
+    if expected <= most:
+        return []
+    return [f"vLLM would refuse a sequence of {expected:,} tokens: --max-model-len is {most:,}."]
 
 
 def _notes(

@@ -105,8 +105,9 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
 
     """
     given = Path(path)
-    file = given / FILE if given.is_dir() else given
-    if file.exists() and not file.is_file():
+    file = given / FILE if os.path.isdir(given) else given
+    # A pipe or a device may never end. os.path bears a path that no system call takes.
+    if os.path.exists(file) and not os.path.isfile(file):
         raise RuleError(f"{file} is no regular file; name a model's folder or its {FILE}")
     try:
         entries = json.loads(file.read_text("utf-8"))

@@ -20,7 +20,8 @@ def find(name: str) -> Path:
 
     """
     path = Path(name)
-    if path.exists():
+    # Unlike Path.exists, it bears a name that no system call takes.
+    if os.path.exists(path):
         return path
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
         raise RuleError(f"there is no {name}; name a model's folder or its {FILE}")

@@ -31,6 +31,9 @@ from analysis.tables import TABLES
 from analysis.whatif.ids import Ids, Ints, offsets
 from analysis.whatif.outcome import Outcome
 
+MOST_TOKENS = 100_000_000
+"""Of a prompt or an answer in a trace: no model takes more."""
+
 TRACE_BLOCK_TOKENS = 512
 """What an id of a trace stands for, where the trace does not say."""
 
@@ -263,6 +266,7 @@ def _of_trace(path: Path) -> Workload:
     sound = pl.all_horizontal(
         *(pl.col(name).is_not_null() for name in _TRACE),
         pl.col("timestamp", "input_length", "output_length") >= 0,
+        pl.col("input_length", "output_length") <= MOST_TOKENS,
         pl.col("input_length") > 0,
         size > 0,
         pl.col("hash_ids").list.len() >= pl.col("input_length") // size,
@@ -284,7 +288,7 @@ def _fault(path: Path, content: bytes) -> str | None:
 def _line_fault(line: bytes) -> str | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "it is not JSON"
     if not isinstance(row, Mapping):
         return "it is not an object"
@@ -292,6 +296,8 @@ def _line_fault(line: bytes) -> str | None:
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
             return f"{name} is missing or not a number from 0 on"
+        if name != "timestamp" and (value > MOST_TOKENS or value != int(value)):
+            return f"{name} is no number of tokens, or over {MOST_TOKENS:,}"
     if not row["input_length"]:
         return "input_length is 0: a request has a prompt"
     return _ids_fault(row)
@@ -304,6 +310,8 @@ def _ids_fault(row: Mapping[str, Any]) -> str | None:
     ids = row.get("hash_ids")
     if not isinstance(ids, list) or any(type(number) is not int for number in ids):
         return "hash_ids is not a list of whole numbers"
+    if any(not -(2**63) <= number < 2**63 for number in ids):
+        return "hash_ids has numbers of more than 64 bits"
     full = int(row["input_length"]) // size
     if len(ids) < full:
         return f"hash_ids has {len(ids):,} ids where the prompt has {full:,} blocks of {size:,}"
@@ -323,7 +331,8 @@ def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -
         for column in COLUMNS
         if column not in ids
     }
-    told = bool(ids["hash_ids"].values.size)
+    # A trace has ids for all full blocks, if there are any.
+    told = known is None or bool(ids["hash_ids"].values.size)
     size = _block_size(name, columns["block_size"], known)
     lengths, outputs = (_ints(columns[f"{what}_length"]) for what in ("input", "output"))
     arrival = _floats(columns["timestamp"]) * TABLE.time_unit

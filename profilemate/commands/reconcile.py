@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import http.client
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +21,7 @@ ANSWER_SEC = 30
 SETTLE_SEC = 2.0
 """Rows of what a running engine has done are in the tables within so long."""
 LARGEST_BYTES = 64 << 20
+PIECE_BYTES = 1 << 20
 
 
 def reconcile(
@@ -93,6 +94,9 @@ def reconcile(
 
 
 def _saved(path: Path) -> tuple[str, str, float]:
+    # A pipe or a device may never end.
+    if path.exists() and not path.is_file():
+        raise SessionError(f"{path} is no regular file; save the page in one")
     try:
         return path.read_text("utf-8"), str(path), path.stat().st_mtime
     except (OSError, UnicodeDecodeError) as error:
@@ -105,8 +109,23 @@ def _scraped(url: str) -> tuple[str, str, float]:
         raise RuleError(f"{url!r} is no URL; write http://localhost:8000/metrics")
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_SEC) as answer:
-            content = answer.read(LARGEST_BYTES)
-    except (OSError, ValueError, urllib.error.URLError) as error:
+            content = _whole(answer)
+    except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or error
         raise SessionError(f"cannot get {url}: {why}; is the server running?") from None
     return content.decode("utf-8", "replace"), url, time.time()
+
+
+def _whole(answer: http.client.HTTPResponse) -> bytes:
+    """All of the answer; a part of a page would read as a page with other figures."""
+    content = bytearray()
+    deadline = time.monotonic() + ANSWER_SEC
+    while piece := answer.read1(PIECE_BYTES):
+        content += piece
+        if len(content) > LARGEST_BYTES:
+            raise ValueError(f"it has more than {LARGEST_BYTES >> 20} MiB")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"it takes longer than {ANSWER_SEC} s")
+    if answer.length:
+        raise http.client.IncompleteRead(bytes(content), answer.length)
+    return bytes(content)

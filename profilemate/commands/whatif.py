@@ -254,6 +254,10 @@ def _workload(source: Path | None, warm_up: tuple[float, int]) -> tuple[Session 
     from analysis.whatif import workload
 
     if source is not None and source.is_file():
+        if any(warm_up):
+            raise RuleError(
+                "--after and --requests-after: a trace has no warm-up to leave out; cut the file"
+            )
         return None, workload.read_workload(source)
     session = opened(source, *warm_up)
     return session, workload.of_session(session)

@@ -141,12 +141,16 @@ def agreed(folder: Path, plan: Plan) -> Plan:
 
 
 def result_of(run: Planned) -> Mapping[str, Any] | None:
-    """What the run came to; None where it has not ended, or its result cannot be read."""
+    """What the run came to; None where it has not ended, or its result cannot be read or is
+    another run's."""
     try:
         result = json.loads((run.folder / RESULT_FILE).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return result if isinstance(result, dict) else None
+    if not isinstance(result, dict):
+        return None
+    same = (result.get("settings"), result.get("repeat")) == (run.settings, run.repeat)
+    return result if same else None
 
 
 def make_anew(run: Planned) -> None:

@@ -101,7 +101,8 @@ def run(
         seconds,
         timed_out and stopped,
         peak_memory_bytes=used.peak_bytes,
-        others_cores=max(0.0, busy - used.cpu_sec) / seconds,
+        # Both are counted in ticks, which tell little of a run of a moment.
+        others_cores=min(max(0.0, busy - used.cpu_sec) / seconds, len(os.sched_getaffinity(0))),
         left_behind=left,
     )
 

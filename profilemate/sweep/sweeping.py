@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.metadata import number
 from analysis.sweep import RANKED, figure
 from profilemate import config
 from profilemate.bootstrap import ROOT
@@ -41,10 +42,10 @@ def sweep(
     runs = list(plan.runs(directory))
     done = {run.folder: folder.result_of(run) for run in runs}
     pending = [run for run in runs if _is_pending(done[run.folder], retry_failed)]
-    known = [float(each["seconds"]) for each in done.values() if each and each.get("seconds")]
-    progress = Progress(len(runs), known)
-    for number, run in enumerate(pending):
-        progress.begin(runs.index(run) + 1, run.name, len(pending) - number)
+    known = [number(each.get("seconds")) for each in done.values() if each]
+    progress = Progress(len(runs), list(filter(None, known)))
+    for made, run in enumerate(pending):
+        progress.begin(runs.index(run) + 1, run.name, len(pending) - made)
         try:
             result = _run(plan, run, lock, interrupts, time_limit, progress)
         finally:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, TCPServer
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from analysis import SessionError, open_session
 from analysis.engine_metrics import Reconciliation, Row, parse, reconcile
 from analysis.renderers.text import engine_metrics as text
+from profilemate.commands import reconcile as verb
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.test_json import keys
@@ -371,6 +373,64 @@ def server(content: str) -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_not_compared(session: SessionBuilder, value: float) -> None:
+    lookups(session)
+    found = beside(session, prefix_cache_queries_total=value, prefix_cache_hits_total=32)
+    row = found.rows["prefix_cache_queries"]
+    assert (row.vllm, row.difference, row.verdict) == (None, None, "not comparable")
+    assert "the page has no number for it" in text.render(found.all)
+    # As much as there is of them.
+    blocks(session, "--kv-cache-metrics-sample=1.0")
+    found = beside(session, kv_block_lifetime_seconds_count=60, kv_block_lifetime_seconds_sum=value)
+    assert found.rows["kv_block_lifetime_seconds, mean"].vllm is None
+
+
+@contextmanager
+def raw_server(answer: bytes) -> Iterator[str]:
+    """Sends these bytes, whatever they are, and closes."""
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(answer)
+
+    with TCPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_address[1]}/metrics"
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+WHOLE = page(prefix_cache_queries_total=150).encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", "SSH-2.0-OpenSSH"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + WHOLE, "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"# x" * (1 << 19), "it has more than 1 MiB"),
+    ],
+    ids=["no HTTP", "cut off", "no chunks", "too long"],
+)
+def test_a_page_that_is_not_whole_is_refused(
+    session: SessionBuilder, answer: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of it would read as a page with other figures."""
+    monkeypatch.setattr(verb, "LARGEST_BYTES", 1 << 20)
+    lookups(session)
+    with raw_server(answer) as url:
+        done = invoke("reconcile", session.folder, "--metrics-url", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"profilemate: cannot get {url}: ")
+    assert said in done.stderr
+
+
 def test_the_verb(session: SessionBuilder, tmp_path: Path) -> None:
     lookups(session)
     content = page(prefix_cache_queries_total=150, prefix_cache_hits_total=40)
@@ -392,10 +452,13 @@ def test_the_verb(session: SessionBuilder, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_had_is_one_line(session: SessionBuilder, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
     for options, said in (
         ([], "give either --metrics-url URL or --metrics-file FILE"),
         (["--metrics-file", tmp_path / "none"], "cannot read"),
+        (["--metrics-file", tmp_path / "pipe"], "is no regular file"),
         (["--metrics-url", "localhost:8000"], "is no URL"),
+        (["--metrics-url", "http://local host:8000"], "is the server running?"),
         (["--metrics-url", "http://127.0.0.1:1/metrics"], "is the server running?"),
     ):
         done = invoke("reconcile", session.folder, *options)

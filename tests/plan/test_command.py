@@ -125,6 +125,12 @@ def test_a_session_in_words(session: SessionBuilder) -> None:
         (["--layers", 4], "name a model, or give --kv-heads, --head-size too"),
         ([LLAMA, "--layers", 4], "--layers describes a model in MODEL's place"),
         ([LLAMA, "--gpu", "big"], "'big' is no GPU known here (V100-16GB, T4,"),
+        ([LLAMA, "--gpu", "0GiB"], "--gpu '0GiB': no GPU has that much memory"),
+        ([LLAMA, "--gpu", "9999TiB"], "--gpu '9999TiB': no GPU has that much memory"),
+        (
+            ["--layers", 10**9, "--kv-heads", 1, "--head-size", 64, "--max-model-len", 64],
+            "--layers 1000000000: a model has fewer, at most 10,000 here",
+        ),
         ([LLAMA, "--weights", "16 pounds"], "'16 pounds' is not a size"),
         ([LLAMA, "--kv-cache-dtype", "fp3"], "--kv-cache-dtype 'fp3' is not known here"),
         ([LLAMA, "--dtype", "int1"], "--dtype 'int1' is not known here"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def test_weights_in_float32_are_cast() -> None:
             "a kind not known here ('chunked_attention')",
         ),
         ({"num_kv_shared_layers": "all"}, "num_kv_shared_layers is 'all', not a whole number"),
+        ({"hidden_size": 31}, "32 heads do not fit in a hidden size of 31"),
     ],
 )
 def test_what_is_not_known_is_refused(changes: dict[str, Any], says: str) -> None:
@@ -113,6 +115,17 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         config.read(tmp_path / "other.json")
     with pytest.raises(RuleError, match="cannot read"):
         config.read(CONFIGS)
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(RuleError, match="is no regular file"):
+        config.read(tmp_path / "pipe.json")
+
+
+@pytest.mark.parametrize("odd", [{"a": 1}, [1], "8", float("inf"), float("nan"), -1, True])
+def test_what_is_no_number_does_not_count(odd: object) -> None:
+    """Of entries that only the estimate of the weights reads."""
+    plain = config.model(entries("llama-3.1-8b"), "config.json").parameters
+    assert config.model(entries("llama-3.1-8b", n_positions=odd), "config.json").parameters == plain
+    assert config.model(entries("llama-3.1-8b", vocab_size=odd), "config.json").parameters is None
 
 
 def test_a_model_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,5 +140,7 @@ def test_a_model_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         local.find("some/model")
     (snapshot / "config.json").write_text(json.dumps(entries("gpt2")))
     assert local.find("some/model") == snapshot
+    with pytest.raises(RuleError, match="there is no xxx"):
+        local.find("x" * 5000)
     with pytest.raises(RuleError, match="there is no nothing-here"):
         local.find("nothing-here")

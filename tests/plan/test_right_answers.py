@@ -154,6 +154,8 @@ def test_what_does_not_fit_is_said() -> None:
     assert found.pool is not None
     assert found.pool.longest == 16_384
     assert any("--max-model-len 16384 does" in note for note in found.notes)
+    nothing = planned("llama-3.1-8b", blocks=1)
+    assert any("does not fit. No length does." in note for note in nothing.notes)
     too_small = planned("llama-3.1-70b", gpu_bytes=80 * GIB)
     assert too_small.pool is None
     assert any("no KV cache" in note for note in too_small.notes)
@@ -168,6 +170,22 @@ def test_a_state_takes_a_block_whatever_the_length() -> None:
     assert {one.block_size for one in found.layout.groups} == {80}
     assert {one.page_bytes for one in found.layout.groups} == {80 * 4096}
     assert found.worst.blocks == 7 * 2 + 13
+
+
+def test_a_sequence_that_is_not_served_is_said() -> None:
+    said = "vLLM would refuse a sequence of 131,073 tokens: --max-model-len is 131,072."
+    model = named("llama-3.1-8b")
+    assert said in plan(model, Settings(blocks=9), worst_len=131_073).notes
+    assert said in plan(model, Settings(blocks=9), average_len=131_073).notes
+    assert said not in plan(model, Settings(blocks=9), worst_len=131_072).notes
+
+
+def test_states_alone() -> None:
+    """A block holds a state, and no size of a block in tokens changes that."""
+    state = State("Mamba", channels=10, conv_steps=3, elements=160)
+    found = plan(_model([state]), Settings(blocks=9))
+    assert found.worst.blocks == 2
+    assert [one.effective for one in found.by_block_size] == [16]
 
 
 def test_unlike_layers_share_a_size_of_block() -> None:

@@ -98,10 +98,29 @@ def test_a_quantization_of_unknown_width_tells_nothing() -> None:
     assert measure(model, Settings(), None) is None
 
 
+def test_weights_of_another_model_than_the_configuration_s() -> None:
+    """GPT-2's embedding alone has 78,780,672 bytes: fewer in all are divided by layers."""
+    weights = measure(GPT2, Settings(weight_bytes=12_000, pipeline_parallel=4), None)
+    assert weights is not None
+    assert weights.stage_bytes == (3000,) * 4
+
+
+def header(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\x01", struct.pack("<Q", 2**40), struct.pack("<Q", 4) + b"{..}"],
-    ids=["empty", "short", "too long", "no JSON"],
+    [
+        b"",
+        b"\x01",
+        struct.pack("<Q", 2**40),
+        header(b"{..}"),
+        header(b'{"a": {"dtype": "F16", "data_offsets": [100, 0]}}'),
+        header(b'{"a": {"dtype": "F16", "data_offsets": [0, Infinity]}}'),
+        header(b"[" * 100_000),
+    ],
+    ids=["empty", "short", "too long", "no JSON", "backwards", "without an end", "nested"],
 )
 def test_a_damaged_file_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -109,5 +128,12 @@ def test_a_damaged_file_is_told(tmp_path: Path, content: bytes) -> None:
         found(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_bytes(content)
+    with pytest.raises(RuleError, match="is damaged"):
+        found(tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"metadata": {"total_size": Infinity}}', "[" * 100_000])
+def test_an_index_that_makes_no_sense(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
     with pytest.raises(RuleError, match="is damaged"):
         found(tmp_path)

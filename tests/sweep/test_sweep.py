@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import signal
@@ -181,6 +182,23 @@ def test_a_sweep_that_is_stopped_goes_on(shell: Shell, number: int) -> None:
     assert shell.run(*command[2:]).returncode == 0
     assert made.read_text().split() == ["1", "2", "2", "3"], "done runs are kept"
     assert len(shell.results()) == 3
+
+
+def test_a_result_that_is_none_is_made_anew(shell: Shell) -> None:
+    assert shell.sweep("--set", "max-num-seqs=1,2,3,4").returncode == 0
+    whole = shell.results()
+    cut, listed, others, odd = (shell.lab / name / "result.json" for name in whole)
+    cut.write_text('{"result_version": 1')
+    listed.write_text("[]")
+    others.write_text(odd.read_text())
+    odd.write_text(json.dumps({**json.loads(odd.read_text()), "seconds": "a"}))
+    done = shell.sweep("--set", "max-num-seqs=1,2,3,4")
+    assert done.returncode == 0, done.stderr
+    made = re.findall(r"^\[\d/4\] max-num-seqs=(\d): ", done.stderr, re.MULTILINE)
+    assert made == ["1", "2", "3"]
+    assert [each["settings"] for each in shell.results().values()] == [
+        each["settings"] for each in whole.values()
+    ]
 
 
 def test_failed_runs_are_made_again_only_if_asked_for(shell: Shell) -> None:

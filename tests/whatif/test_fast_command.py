@@ -85,7 +85,20 @@ def test_a_trace_has_no_pool_to_take_a_factor_of(tmp_path: Path) -> None:
     answer = invoke("whatif", trace, "--fast", "--blocks=2x")
     assert answer.returncode == 2
     assert "give a number of blocks" in answer.stderr
+    for option in ("--after=1s", "--requests-after=1"):
+        answer = invoke("whatif", trace, "--fast", option)
+        assert (answer.returncode, answer.stdout) == (2, "")
+        assert "a trace has no warm-up to leave out" in answer.stderr
     assert invoke("whatif", trace, "--fast", "--blocks=9").returncode == 0
+
+
+def test_a_trace_without_a_full_block(tmp_path: Path) -> None:
+    """Nothing can be found, which is not the same as not knowing."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp":0,"input_length":100,"output_length":1,"hash_ids":[]}\n')
+    answer = invoke("whatif", trace, "--fast")
+    assert answer.returncode == 0, answer.stderr
+    assert "no request has a full block in common" in " ".join(answer.stdout.split())
 
 
 def test_every_key_is_documented() -> None:

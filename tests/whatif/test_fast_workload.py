@@ -91,6 +91,10 @@ def test_zipped_trace() -> None:
         (json.dumps(line(-1, 10)), "line 2: timestamp is missing or not a number from 0 on"),
         (json.dumps(line(1, 0)), "line 2: input_length is 0"),
         (json.dumps(line(1, 1024, 1)), "line 2: hash_ids has 1 ids where the prompt has 2"),
+        (json.dumps({**line(1, 10), "output_length": 10**9}), "line 2: output_length is no number"),
+        (json.dumps({**line(1, 10), "input_length": 10.5}), "line 2: input_length is no number of"),
+        (json.dumps(line(1, 10, 2**63)), "line 2: hash_ids has numbers of more than 64 bits"),
+        ("[" * 100_000, "line 2: it is not JSON"),
         (json.dumps(line(1, 10, block_size=0)), "line 2: block_size is not a number from 1 on"),
         (
             json.dumps({**line(1, 10), "hash_ids": ["a"]}),

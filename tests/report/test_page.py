@@ -29,7 +29,7 @@ OVER_TIME = [
     "timeline",
     "steps",
 ]
-CHARTS = {*OVER_TIME, "sharing", "age-at-hit", "ages"}
+CHARTS = {*OVER_TIME, "sharing", "age-at-hit", "ages", "miss-ratio-curve"}
 BARS = {
     "fragmentation",
     "misses",

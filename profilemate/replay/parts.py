@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -264,6 +265,21 @@ def prepare_libraries() -> None:
     for name in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         if not hasattr(torch._C._cpu, name):
             setattr(torch._C._cpu, name, lambda: False)
+    if find_spec("triton") is None and _replaces_triton():
+        # What asks for it must have done so before.
+        import_module("torch._inductor.compile_fx")
+        import_module("torch._inductor.lowering")
+
+
+def _replaces_triton() -> bool:
+    """Whether this vLLM puts a module without a version in the place of a missing triton: 0.8.5."""
+    found = find_spec("vllm")
+    importing = Path(found.origin or "").parent / "triton_utils" / "importing.py" if found else None
+    return (
+        importing is not None
+        and importing.is_file()
+        and "sys.modules['triton'] =" in importing.read_text()
+    )
 
 
 def tell_of_the_model() -> None:

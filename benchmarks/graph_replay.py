@@ -35,7 +35,7 @@ from profilemate.collector.decode import Shape, episodes, told
 from profilemate.events import Op
 from profilemate.hooks import executions, graphs
 from profilemate.journal import JournalReader, Kind
-from profilemate.recorder import FLUSH_NS, Recorder
+from profilemate.recorder import Recorder
 
 TARGET = Target(2.0)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary of the journal: what a hook may say, and how it is laid out.
 
-An events frame is laid out by columns, so that a hook only appends to lists and packing a
-frame is a handful of calls whatever it holds. Each event has one op and then, as said at each
+An events frame is laid out by columns, so that packing a frame is a handful of calls whatever it
+holds. Each event has one op and then, as said at each
 op below, its times, numbers, lists of block ids, hashes and blobs in the columns of that name.
 
 ``ops``      bytes: the op, and the pool's index in the bits from ``POOL_SHIFT``
@@ -152,7 +152,7 @@ def op_of(op: Op, pool: int) -> int:
 
 
 class Columns:
-    """Events that were not written yet. Hooks append to the lists, in the order said at each op.
+    """Events that were not written yet, in the order said at each op.
 
     ``blocks`` holds a list of vLLM's blocks for each list of ids that comes from blocks; their
     ids are read when the frame is packed. ``ids`` holds the other lists.
@@ -214,7 +214,7 @@ def _packed(values: list[int]) -> tuple[bytes, bytes]:
 def _packed_times(times: list[int], since: int) -> tuple[bytes, bytes]:
     """Typecode and bytes of the times: their lower halves, unless more time has passed."""
     packed = struct.pack(f"{len(times)}q", *times)
-    if max(times) - since < WHOLE_NS > since - min(times):
+    if times and max(times) - since < WHOLE_NS > since - min(times):
         return b"I", memoryview(packed).cast("I")[::2].tobytes()
     return b"q", packed
 

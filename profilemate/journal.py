@@ -8,9 +8,11 @@ killed loses at most the frame it was writing; the reader stops in front of such
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -18,6 +20,9 @@ from pathlib import Path
 MAGIC = b"profilemate journal 1\n"
 _FRAME = struct.Struct("<III")
 MAX_PAYLOAD = 1 << 30
+
+ROOM_BYTES = 512
+"""What a full disk must have room for: a frame that says so."""
 
 
 class Kind(IntEnum):
@@ -45,6 +50,70 @@ def _checksum(kind: int, payload: bytes) -> int:
 
 class JournalError(Exception):
     """The file is not a journal that this release can read."""
+
+
+class JournalWriter:
+    """Appends frames to a journal whose file descriptor is its own from now on.
+
+    ``size`` is the length of what is whole. A disk that is full ends it: what is lost from then on
+    can still be told, if need be in the place of the last frames: ``has_room`` says that they went.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.size = 0
+        self.has_room = False
+        self._fd = fd
+        self._last_frames: deque[tuple[int, int]] = deque(maxlen=16)
+
+    def append(self, data: bytes, events: int = 0) -> None:
+        """Write the data whole, or nothing of it; ``events`` are how many it holds.
+
+        Raises:
+            OSError: it could not be written.
+
+        """
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            # A torn frame would hide every later one from the reader.
+            self._cut_back()
+            raise
+        if self.size:
+            self._last_frames.append((self.size, events))
+        self.size += len(data)
+
+    def make_room(self) -> int:
+        """Give up the last frames, so that ``ROOM_BYTES`` are free; returns their events."""
+        end, events = self.size, 0
+        while self._last_frames and end - self.size < ROOM_BYTES:
+            self.size, given_up = self._last_frames.pop()
+            events += given_up
+        self.has_room = True
+        return events
+
+    def put_last(self, data: bytes) -> None:
+        """Write this behind what is whole; the next call replaces it. Never raises OSError."""
+        self._cut_back()
+        size = self.size
+        with contextlib.suppress(OSError):
+            self.append(data)
+        self.size = size
+
+    def _cut_back(self) -> None:
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self.size)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._fd < 0
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class JournalReader:

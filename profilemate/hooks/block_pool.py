@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record what happens to the blocks of one pool.
 
-Four of these calls are the hottest that profilemate touches; they append to the part's
-columns and nothing else. A failure of ours ends the recording of blocks and never reaches vLLM.
+Four of these calls are the hottest that profilemate touches; they keep one tuple and do nothing
+else. A failure of ours ends the recording of blocks and never reaches vLLM.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from operator import length_hint
 from typing import Any
 
+from profilemate import encode
 from profilemate.events import MAX_POOLS, Op, op_of
 from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.hooks.parts import Part
@@ -70,16 +71,12 @@ def watch(
 
 def _watch_get_new_blocks(pool: Any, number: int, part: Part) -> None:
     original, this = required_method(pool, "get_new_blocks"), reference(pool)
-    now, op, log = time.monotonic_ns, op_of(Op.ALLOCATE, number), part.log
-    say, at, keep = log.ops.append, log.times.append, log.blocks.append
+    now, op, keep, layout = time.monotonic_ns, op_of(Op.ALLOCATE, number), part.keep, encode.blocks
 
     def get_new_blocks(num_blocks: int) -> Any:
         blocks = original(this(), num_blocks)
         try:
-            kept = blocks[:]
-            say(op)
-            at(now())
-            keep(kept)
+            keep((layout, op, now(), *blocks))
         except Exception as error:
             part.fail("get_new_blocks", error)
         return blocks
@@ -89,17 +86,15 @@ def _watch_get_new_blocks(pool: Any, number: int, part: Part) -> None:
 
 def _watch_touch(pool: Any, number: int, part: Part) -> None:
     original, this = required_method(pool, "touch"), reference(pool)
-    now, op, log = time.monotonic_ns, op_of(Op.REUSE, number), part.log
+    now, op, keep = time.monotonic_ns, op_of(Op.REUSE, number), part.keep
 
     def touch(blocks: Any) -> Any:
         result = original(this(), blocks)
         try:
             # vLLM 0.10.2 to 0.13 pass one list a group, the others one list.
             groups = blocks if blocks and isinstance(blocks[0], (list, tuple)) else (blocks,)
-            for group in [list(group) for group in groups if group]:
-                log.ops.append(op)
-                log.times.append(now())
-                log.blocks.append(group)
+            for kept in [(encode.blocks, op, now(), *group) for group in groups if group]:
+                keep(kept)
         except Exception as error:
             part.fail("touch", error)
         return result
@@ -111,7 +106,7 @@ def _watch_free_blocks(
     pool: Any, number: int, part: Part, context: FreeContext, alone: bool, tabled: bool
 ) -> None:
     original, this = required_method(pool, "free_blocks"), reference(pool)
-    now, log = time.monotonic_ns, part.log
+    now, keep = time.monotonic_ns, part.keep
 
     # vLLM 0.23 also says on which side of the queue they go.
     def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -124,9 +119,7 @@ def _watch_free_blocks(
                 count = 0
             result = original(this(), ordered_blocks, *args, **kwargs)
             if count:
-                log.ops.append(Op.RELEASE)
-                log.times.append(now())
-                log.numbers.extend((freer - 1, count))
+                keep((encode.once, Op.RELEASE, now(), (freer - 1, count)))
             return result
         blocks, given = _walkable(ordered_blocks)
         result = original(this(), given, *args, **kwargs)
@@ -154,10 +147,7 @@ def _record_free(part: Part, pool: int, freer: int, blocks: Any, now: int) -> No
     if blocks:
         last = [block for block in blocks if block.ref_cnt <= 0]
         shared = [block for block in blocks if block.ref_cnt > 0]
-        part.log.ops.append(op_of(Op.FREE, pool))
-        part.log.times.append(now)
-        part.log.numbers.append(freer)
-        part.log.blocks.extend((last, shared))
+        part.keep((encode.freed, op_of(Op.FREE, pool), now, freer, last, shared))
 
 
 def _watch_cache_full_blocks(
@@ -165,7 +155,8 @@ def _watch_cache_full_blocks(
 ) -> None:
     original, this = required_method(pool, "cache_full_blocks"), reference(pool)
     names = list(inspect.signature(original).parameters)[1:]
-    now, index, log = time.monotonic_ns, requests.index, part.log
+    now, index, keep = time.monotonic_ns, requests.index, part.keep
+    told, layout, op = requests.told, encode.cached, Op.CACHE
 
     def by_table(
         request: Any,
@@ -179,14 +170,10 @@ def _watch_cache_full_blocks(
             this(), request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs
         )
         try:
-            count = num_full_blocks - num_cached_blocks
-            if count > 0:
-                told = index[request.request_id], num_cached_blocks, count
-                hashes = request.block_hashes[num_cached_blocks:num_full_blocks]
-                log.ops.append(Op.CACHE)
-                log.times.append(now())
-                log.numbers.extend(told)
-                log.hashes.extend(hashes)
+            if num_cached_blocks < num_full_blocks:
+                hashes = request.block_hashes
+                name, first, last = request.request_id, num_cached_blocks, num_full_blocks
+                keep((layout, op, told, now(), name, hashes, first, last))
         except Exception as error:
             part.fail("cache_full_blocks", error)
         return result
@@ -221,13 +208,10 @@ def _record_cached(part: Part, pool: int, request: int, given: dict[str, Any], n
             for at, block in enumerate(blocks)
             if hashes[at] is not None and not block.is_null and (mask is None or mask[at])
         ]
-    group, log = given.get("kv_cache_group_id", 0), part.log
+    group, op = given.get("kv_cache_group_id", 0), op_of(Op.CACHE_LIST, pool)
     for at, run, run_hashes in runs:
-        log.ops.append(op_of(Op.CACHE_LIST, pool))
-        log.times.append(now)
-        log.numbers.extend((request, group, (at + 1) * size, size))
-        log.blocks.append(run)
-        log.hashes.extend(run_hashes)
+        told = request, group, (at + 1) * size, size
+        part.keep((encode.cached_list, op, now, told, run, run_hashes))
 
 
 def _watch_rare_calls(
@@ -237,7 +221,7 @@ def _watch_rare_calls(
     requests: Requests,
     settle: Callable[[], None],
 ) -> None:
-    now, log = time.monotonic_ns, part.log
+    now, keep = time.monotonic_ns, part.keep
 
     def after_evict_blocks(cached: list[int], result: Any) -> None:
         if cached:
@@ -253,9 +237,7 @@ def _watch_rare_calls(
     _around(pool, part, "evict_blocks", cached_among, after_evict_blocks)
 
     def after_reset(_: None, done: Any) -> None:
-        log.ops.append(op_of(Op.RESET, number))
-        log.times.append(now())
-        log.numbers.append(int(bool(done)))
+        keep((encode.once, op_of(Op.RESET, number), now(), (int(bool(done)),)))
         settle()
 
     _around(pool, part, "reset_prefix_cache", lambda *_, **__: None, after_reset)
@@ -277,18 +259,13 @@ def _watch_rare_calls(
             tokens = given["num_tokens"]
             request = requests.index[given["request"].request_id]
             told = request, given["kv_cache_group_id"], tokens, tokens
-            log.ops.append(op_of(Op.CACHE_LIST, number))
-            log.times.append(now())
-            log.numbers.extend(told)
-            log.blocks.append([given["block"]])
-            log.hashes.append(block_hash)
+            op, run = op_of(Op.CACHE_LIST, number), [given["block"]]
+            keep((encode.cached_list, op, now(), told, run, [block_hash]))
 
     _around(pool, part, "cache_partial_block", before_partial, after_partial)
 
     def after_move(pair: tuple[int, int], result: Any) -> None:
-        log.ops.append(op_of(Op.MOVE, number))
-        log.times.append(now())
-        log.numbers.extend(pair)
+        keep((encode.once, op_of(Op.MOVE, number), now(), pair))
 
     def ids_of(src_block: Any, dst_block: Any) -> tuple[int, int]:
         return src_block.block_id, dst_block.block_id
@@ -322,9 +299,7 @@ def _watch_direct_evictions(pool: Any, number: int, part: Part) -> None:
 
 
 def _record_evicted(part: Part, pool: int, block_ids: list[int]) -> None:
-    part.log.ops.append(op_of(Op.EVICT, pool))
-    part.log.times.append(time.monotonic_ns())
-    part.log.ids.append(block_ids)
+    part.keep((encode.evicted, op_of(Op.EVICT, pool), time.monotonic_ns(), block_ids))
 
 
 def _around(

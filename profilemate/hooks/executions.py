@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from profilemate import encode
 from profilemate.events import Op
 from profilemate.hooks.graph_sources import Batch, batch_of, batch_of_execution
-from profilemate.hooks.graphs import MAX_NS, Entry, Graphs, tell_blob
+from profilemate.hooks.graphs import MAX_NS, Entry, Graphs
 from profilemate.hooks.instances import own_method, put, reference, required_method
 
-_EXECUTION = int(Op.EXECUTION)
 _now = time.monotonic_ns
 
 
@@ -39,7 +39,7 @@ class Executions:
         self.warming_up = False
         self._recent = graphs.recent
         self._recorder = graphs.recorder
-        self._log = graphs.recorder.log
+        self._keep = graphs.recorder.keep
         self._timer = graphs.timer
         self._numbers: dict[Batch, int] = {}
 
@@ -59,13 +59,10 @@ class Executions:
             if entry.of_model and entry.launch_ns < MAX_NS:
                 tokens = scheduler_output.total_num_scheduled_tokens
                 recent.clear()
-                log = self._log
-                log.ops.append(_EXECUTION)
-                log.times.append(ended)
-                log.numbers.extend((0, tokens, entry.number, entry.graphs, entry.launch_ns, 0, 0))
+                told = 0, tokens, entry.number, entry.graphs, entry.launch_ns, 0, 0
+                self._keep((encode.once, Op.EXECUTION, ended, told))
                 entry.graphs = entry.launch_ns = 0
-                if self._recorder.step_ended(ended):
-                    self._recorder.hook_ns += _now() - ended
+                self._recorder.step_ended()
                 return
         self._tell(ended, scheduler_output)
 
@@ -83,15 +80,10 @@ class Executions:
             self.graphs.tell_execution(ended, entry, batch, tokens, dummy)
         if recent:
             self.graphs.tell_recent()
-        recorder = self._recorder
-        if batch is None:
-            # Nothing ran, and the next call may be far away: what is not written by then is lost
-            # where vLLM kills its engine.
-            if self._timer is not None:
-                self._timer.give_up()
-            recorder.flush()
-        elif recorder.step_ended(ended):
-            recorder.hook_ns += _now() - ended
+        if batch is None and self._timer is not None:
+            # Nothing ran, and the next call may be far away.
+            self._timer.give_up()
+        self._recorder.step_ended()
 
     def _without_model_graph(self, tokens: int, dummy: bool) -> tuple[Entry | None, int | None]:
         """What an execution replayed, and its batch's number, where no graph is known as its own.
@@ -117,7 +109,7 @@ class Executions:
         number = self._numbers.get(batch)
         if number is None:
             number = self._numbers[batch] = len(self._numbers) + 1
-            tell_blob(self._recorder, Op.BATCH, number, list(batch))
+            self._keep((encode.described, Op.BATCH, _now(), number, list(batch)))
         return number
 
 

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
+from profilemate import encode
 from profilemate.events import Op
 from profilemate.hooks import graph_sources
 from profilemate.hooks.gpu_timer import GpuTimer, Interval
@@ -22,7 +21,6 @@ from profilemate.hooks.graph_sources import Batch, Capture
 from profilemate.hooks.parts import Part
 from profilemate.recorder import Recorder
 
-_EXECUTION = int(Op.EXECUTION)
 _now = time.monotonic_ns
 
 MAX_NS = (1 << 32) - 2
@@ -101,23 +99,18 @@ class Graphs:
         free = _free_bytes()
         known = free is not None and free_before is not None
         taken_kib = max(0, free_before - free) >> 10 if known else -1
-        log = self.recorder.log
-        log.ops.append(Op.CAPTURE)
-        log.times.extend((began, ended))
-        log.numbers.extend((graph._profilemate_entry.number, taken_kib + 1))
+        told = graph._profilemate_entry.number, taken_kib + 1
+        self.recorder.keep((encode.between, Op.CAPTURE, began, ended, told))
         if self._last is not None and self._last[1].part == "model":
             self.captured = self._last[1].batch
-        self.recorder.step_ended(ended)
+        self.recorder.step_ended()
 
     def tell_recent(self) -> None:
         """Tell the replays that are no part of an execution."""
         now = _now()
-        log = self.recorder.log
         for entry in self.recent:
             if self.timer is None:
-                log.ops.append(Op.REPLAY)
-                log.times.append(now)
-                log.numbers.extend((*entry.take(), 0))
+                self.recorder.keep((encode.once, Op.REPLAY, now, (*entry.take(), 0)))
             else:
                 self._tell_timed(self.timer, Op.REPLAY, now, entry, (), ())
         self.recent.clear()
@@ -129,11 +122,9 @@ class Graphs:
         if self.timer is not None:
             self._tell_timed(self.timer, Op.EXECUTION, now, entry, (batch, tokens), (dummy,))
             return
-        log = self.recorder.log
-        log.ops.append(_EXECUTION)
-        log.times.append(now)
-        number, graphs, launch_ns = entry.take() if entry is not None else _NOTHING
-        log.numbers.extend((batch, tokens, number, graphs, launch_ns, 0, dummy))
+        replays = entry.take() if entry is not None else _NOTHING
+        told = batch, tokens, *replays, 0, dummy
+        self.recorder.keep((encode.once, Op.EXECUTION, now, told))
 
     def _tell_timed(
         self,
@@ -150,13 +141,11 @@ class Graphs:
             intervals, entry.intervals = entry.intervals, []
             replays = entry.take()
         is_timed = 0 < len(intervals) == replays[1]
-        log = self.recorder.log
+        keep = self.recorder.keep
 
         def tell(gpu_ns: int) -> None:
-            log.ops.append(op)
-            log.times.append(now)
             measured = min(gpu_ns + 1, MAX_NS) if is_timed else 0
-            log.numbers.extend((*before, *replays, measured, *after))
+            keep((encode.once, op, now, (*before, *replays, measured, *after)))
 
         timer.when_done(intervals, tell)
 
@@ -177,23 +166,9 @@ class Graphs:
         entry = Entry(self._entries, self.recent, _OF_MODEL.get(capture.part, False))
         self._last = entry, capture, self.profiling
         kind = "profiling" if self.profiling else "capture"
-        tell_blob(
-            self.recorder,
-            Op.GRAPH,
-            entry.number,
-            [*(capture.batch or _NO_BATCH), capture.source, kind, capture.part],
-        )
+        told = [*(capture.batch or _NO_BATCH), capture.source, kind, capture.part]
+        self.recorder.keep((encode.described, Op.GRAPH, _now(), entry.number, told))
         return entry
-
-
-def tell_blob(recorder: Recorder, op: Op, number: int, told: list[Any]) -> None:
-    """Append an event that gives a number to what this list says."""
-    blob = orjson.dumps(told)
-    log = recorder.log
-    log.ops.append(op)
-    log.times.append(_now())
-    log.numbers.extend((number, len(blob)))
-    log.blobs.append(blob)
 
 
 def _is_whole(last: Capture, capture: Capture) -> bool:
@@ -359,7 +334,7 @@ def _tell_each_replay(graphs: Graphs) -> None:
         result = ours(graph)
         for watching in _watching:
             watching.tell_recent()
-            watching.recorder.step_ended(_now())
+            watching.recorder.step_ended()
         return result
 
     _hooked["replay"] = _put(graphs.graph_class, "replay", replay, original)

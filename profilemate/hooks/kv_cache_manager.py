@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from profilemate import encode
 from profilemate.events import Op
 from profilemate.hooks.block_pool import FreeContext
 from profilemate.hooks.instances import own_method, put, reference, required_method
@@ -70,7 +71,7 @@ def _watch_lookup(
     original, this = own_method(manager, name), reference(manager)
     if original is None:
         return
-    now, log, index = time.monotonic_ns, part.log, requests.index
+    now, keep, index = time.monotonic_ns, part.keep, requests.index
     looked_up = requests.looked_up
 
     def lookup(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -85,9 +86,7 @@ def _watch_lookup(
                 if number is None:
                     number = requests.number(request, now())
                 told = number, request.num_tokens, int(found[1]), _skips_reading(request)
-                log.ops.append(Op.LOOKUP)
-                log.times.append(now())
-                log.numbers.extend(told)
+                keep((encode.once, Op.LOOKUP, now(), told))
                 looked_up.add(number)
         except Exception as error:
             part.fail(name, error)
@@ -143,10 +142,7 @@ def _block_ids(manager: Any, request_id: str) -> list[list[int]]:
 
 
 def _tell_table(part: Part, number: int, block_ids: Sequence[Sequence[int]]) -> None:
-    block_ids = [*block_ids]
-    part.log.ops.append(Op.TABLE)
-    part.log.numbers.append(number)
-    part.log.ids.extend(block_ids)
+    part.keep((encode.held, Op.TABLE, (number,), [list(group) for group in block_ids]))
 
 
 def _watch_park(
@@ -159,7 +155,7 @@ def _watch_park(
     original, this = own_method(manager, "pop_blocks_for_free"), reference(manager)
     if original is None:
         return
-    log = part.log
+    keep = part.keep
 
     def pop_blocks_for_free(request: Any) -> Any:
         blocks = original(this(), request)
@@ -170,12 +166,9 @@ def _watch_park(
                 _tell_preemption(part, number, request)
                 forget_prefill(request.request_id)
             if tabled and not running:
-                log.ops.append(Op.PARK_ALL)
+                keep((encode.untimed, Op.PARK_ALL, (number,)))
             else:
-                parked = list(blocks)
-                log.ops.append(Op.PARK)
-                log.blocks.append(parked)
-            log.numbers.append(number)
+                keep((encode.parked, Op.PARK, number, list(blocks)))
         except Exception as error:
             part.fail("pop_blocks_for_free", error)
         return blocks
@@ -186,6 +179,4 @@ def _watch_park(
 def _tell_preemption(part: Part, number: int, request: Any) -> None:
     # vLLM forgets the tokens once the blocks are given up.
     told = number, request.num_computed_tokens
-    part.log.ops.append(Op.PREEMPT)
-    part.log.times.append(time.monotonic_ns())
-    part.log.numbers.extend(told)
+    part.keep((encode.once, Op.PREEMPT, time.monotonic_ns(), told))

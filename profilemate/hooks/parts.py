@@ -17,9 +17,8 @@ from profilemate.recorder import Recorder
 class Part:
     """Hooks whose tables are lost together: one of ``events.PARTS``.
 
-    To these hooks it is what the recorder is to others. They append whole events or nothing: what
-    can fail comes before the first append. ``carried`` are parts that are nothing without this one;
-    ``on_loss`` is called when it is lost.
+    To these hooks it is what the recorder is to others. ``carried`` are parts that are nothing
+    without this one; ``on_loss`` is called when it is lost.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class Part:
         *carried: Part,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        self.log = recorder.log
+        self.keep = recorder.keep
         self.lost = False
         self._recorder = recorder
         self._name = name

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from profilemate import config, hooks, session
-from profilemate.recorder import FLUSH_NS, Recorder
+from profilemate.recorder import Recorder
 
 
 def open_journal(
@@ -15,7 +15,8 @@ def open_journal(
     producer: str,
     rank: int,
     described: dict[str, Any],
-    flush_ns: int = FLUSH_NS,
+    *,
+    by_steps: bool = True,
 ) -> tuple[session.Place, Recorder] | None:
     """Where this producer writes, and what it records into; None where the disk has no room.
 
@@ -24,7 +25,7 @@ def open_journal(
         producer: ``engine`` or ``worker``.
         rank: among those of its kind.
         described: what the journal's header says of it besides.
-        flush_ns: the least time between writes.
+        by_steps: its events belong together up to the end of each step.
 
     Raises:
         SessionError: the session's folder cannot be used.
@@ -40,7 +41,7 @@ def open_journal(
         "hooks": [status._asdict() for status in hooks.status()],
         **described,
     }
-    recorder = Recorder(place.fd, header, f"{producer} {rank}", flush_ns)
+    recorder = Recorder(place.fd, header, f"{producer} {rank}", by_steps=by_steps)
     if recorder.active:
         return place, recorder
     recorder.close()

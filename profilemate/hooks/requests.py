@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from profilemate import encode
 from profilemate.events import HASH_BYTES, PREFIX_BYTES, REASONS, Op, prefix_lengths
 from profilemate.recorder import Recorder
 
@@ -22,6 +23,7 @@ class Requests:
     block table does not tell its contents, so they are told when it ends. ``told_by_content``:
     prefixes that end at a multiple of this many tokens are told by the contents of blocks and
     need no id of their own; 0: none are. ``running`` is the status of a request that runs.
+    ``told`` maps as ``index`` does, as far as events have been put into columns.
     ``looked_up`` are the numbers of those that were looked up in this step. ``forgotten_by_steps``:
     the hooks of a request's end are lost, so the steps' outputs say who has ended.
     """
@@ -36,7 +38,8 @@ class Requests:
         told_by_content: int,
     ) -> None:
         self.index: dict[str, int] = {}
-        self._log = recorder.log
+        self.told: dict[str, int] = {}
+        self._keep = recorder.keep
         self._key = key
         self._hashes_of = hashes_of
         self.hashes_on_finish = hashes_on_finish
@@ -61,20 +64,18 @@ class Requests:
                 blob += _prefix_ids(request, self._key, self._told_by_content)
             finally:
                 # What refers to the number needs it, even where this raises.
-                self._log.ops.append(Op.REQUEST)
-                self._log.times.append(now)
-                self._log.numbers.extend((number, len(blob)))
-                self._log.blobs.append(blob)
+                told = request.request_id, now, number, blob
+                self._keep((encode.arrived, Op.REQUEST, self.told, *told))
         return number
 
     def finish(self, request: Any, now: int) -> None:
         """Say how the request ended. It keeps its number until its blocks are given up."""
-        number, log = self.number(request, now), self._log
+        number = self.number(request, now)
         reason = self._reasons.get(request.status)
         if reason is None:
             reason = self._reasons[request.status] = _reason(request)
         has_hashes = self.hashes_on_finish or reason == _ABORT
-        hashes = self._hashes_of(request) if has_hashes else ()
+        hashes = list(self._hashes_of(request)) if has_hashes else ()
         told = (
             number,
             request.num_prompt_tokens,
@@ -83,10 +84,12 @@ class Requests:
             len(hashes),
             reason,
         )
-        log.ops.append(Op.FINISH)
-        log.times.append(now)
-        log.numbers.extend(told)
-        log.hashes.extend(hashes)
+        self._tell_end(request.request_id, now, told, hashes)
+
+    def _tell_end(
+        self, request_id: str, now: int, told: tuple[int, ...], hashes: Sequence[bytes]
+    ) -> None:
+        self._keep((encode.finished, Op.FINISH, self.told, request_id, now, told, hashes))
 
     def tell_hashes(self) -> None:
         """A request's block table no longer tells its contents."""
@@ -103,9 +106,7 @@ class Requests:
         """
         number = self.index.pop(request_id, None)
         if number is not None and not is_told:
-            self._log.ops.append(Op.FINISH)
-            self._log.times.append(now)
-            self._log.numbers.extend((number, 0, 0, 0, 0, _OTHER))
+            self._tell_end(request_id, now, (number, 0, 0, 0, 0, _OTHER), ())
 
     def leaving(self, request: Any, now: int) -> int:
         """The number of a request that gives up its blocks; one that has ended is forgotten."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain, compress
+from itertools import compress
 from types import SimpleNamespace
 from typing import Any
 
+from profilemate import encode
 from profilemate.events import Op
 from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.hooks.parts import EngineParts, Part
@@ -42,7 +43,7 @@ class Steps:
             self._free_counts = _free_counts_of(pools)
         self._parts = parts
         self._recorder = recorder
-        self._log = recorder.log
+        self._keep = recorder.keep
         self._requests = requests
         self._tabled = tabled
         self._no_blocks = [()] * len(scheduler.kv_cache_config.kv_cache_groups)
@@ -50,28 +51,31 @@ class Steps:
         self._awaiting: list[Awaited] = []
         self._idle_signature: tuple[Any, ...] | None = None
         self._repeat_told_ns = 0
-        self._events_told = 0
         self._inside = False
 
     def forget_prefill(self, request_id: str) -> None:
         """The request no longer computes a prompt: it was preempted or has ended."""
         self._prefills.pop(request_id, None)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something happened since the last step ended."""
+        return bool(self._recorder.step)
+
     def settle(self) -> None:
-        """Write what happened outside a step at once: none may follow."""
+        """Tell what happened outside a step at once: none may follow."""
         if not self._inside:
             self._tell_update()
-            self._recorder.flush()
-            self._events_told = 0
+            self._recorder.step_ended()
 
     def scheduled(self, output: Any, began: int, ended: int) -> None:
         """A step was scheduled."""
-        recorder, log = self._recorder, self._log
+        recorder = self._recorder
         running, waiting = self._counts(self._scheduler())
         tokens = output.total_num_scheduled_tokens
         signature = None
-        if not tokens and log.ops.count(Op.LOOKUP) == len(log.ops):
-            signature = (running, waiting, tuple(log.numbers))
+        if not tokens and all(kept[1] is Op.LOOKUP for kept in recorder.step):
+            signature = (running, waiting, [kept[-1] for kept in recorder.step])
             if signature == self._idle_signature:
                 self._repeat(ended)
                 return
@@ -82,17 +86,10 @@ class Steps:
                 self.forget_prefill(request_id)
                 self._requests.forget(request_id, ended, is_told=not self._parts.requests.lost)
         self._requests.looked_up.clear()
-        log.ops.append(Op.STEP)
-        log.times.extend((began, ended))
-        log.numbers.extend(
-            (running, waiting, tokens, prefill_tokens, len(output.num_scheduled_tokens))
-        )
-        log.numbers.extend(self._free_counts())
-        if tokens and not self._parts.updates.lost:
-            recorder.step_ended(ended)
-        else:
-            recorder.flush()
-        self._events_told = len(log.ops)
+        requests = len(output.num_scheduled_tokens)
+        told = running, waiting, tokens, prefill_tokens, requests, *self._free_counts()
+        self._keep((encode.between, Op.STEP, began, ended, told))
+        recorder.step_ended()
         self._repeat_told_ns = ended
         recorder.hook_ns += time.monotonic_ns() - ended
 
@@ -106,12 +103,9 @@ class Steps:
         self._inside = False
         if began:
             self._tell_first_tokens(began)
-        if len(self._log.ops) != self._events_told:
-            left = self._tell_update()
-            if not left:
-                # No step may follow.
-                self._recorder.flush()
-            self._events_told = len(self._log.ops)
+        if self._recorder.step:
+            self._tell_update()
+            self._recorder.step_ended()
 
     def _tell_first_tokens(self, began: int) -> None:
         awaiting, first = [], []
@@ -122,35 +116,26 @@ class Steps:
                 awaiting.append((number, request))
         self._awaiting = awaiting
         if first:
-            self._log.ops.append(Op.FIRST_TOKEN)
-            self._log.times.append(began)
-            self._log.numbers.append(len(first))
-            self._log.numbers.extend(first)
+            self._keep((encode.once, Op.FIRST_TOKEN, began, (len(first), *first)))
 
-    def _tell_update(self) -> int:
-        """Tell the scheduler's state outside a step; returns the requests that it has."""
-        log = self._log
-        running, waiting = self._counts(self._scheduler())
-        log.ops.append(Op.UPDATE)
-        log.times.append(time.monotonic_ns())
-        log.numbers.extend((running, waiting))
-        log.numbers.extend(self._free_counts())
+    def _tell_update(self) -> None:
+        """Tell the scheduler's state outside a step."""
+        told = *self._counts(self._scheduler()), *self._free_counts()
+        self._keep((encode.once, Op.UPDATE, time.monotonic_ns(), told))
         self._idle_signature = None
-        return running + waiting
 
     def _repeat(self, ended: int) -> None:
         recorder = self._recorder
-        recorder.log.clear()
+        recorder.step.clear()
         self._requests.looked_up.clear()
         recorder.repeats += 1
         recorder.repeated_until_ns = ended
         if ended - self._repeat_told_ns > REPEAT_NS:
-            recorder.flush()
+            recorder.step_ended()
             self._repeat_told_ns = ended
 
     def _assign(self, output: Any) -> int:
         """Tell whose the step's new blocks are; returns the tokens that computed prompts."""
-        log = self._log
         scheduled = output.num_scheduled_tokens
         prefill_tokens = self._continue_prefills(scheduled) if self._prefills else 0
         for data in output.scheduled_new_reqs:
@@ -170,28 +155,23 @@ class Steps:
                     prefill_tokens += self._admit(request_id, computed, blocks[at], scheduled)
             others = [at for at, request_id in enumerate(ids) if request_id not in resumed]
             ids, blocks = [ids[at] for at in others], [blocks[at] for at in others]
-        handed_out = list(filter(None, blocks))
-        if handed_out:
-            log.ops.append(Op.ASSIGN)
-            log.numbers.append(len(handed_out))
-            log.numbers.extend(map(self._requests.index.__getitem__, compress(ids, blocks)))
-            log.ids.extend(chain.from_iterable(handed_out))
+        self._keep((encode.assigned, Op.ASSIGN, self._requests.told, ids, blocks))
         return prefill_tokens
 
     def _admit(self, request_id: str, computed: int, groups: Any, scheduled: dict[str, int]) -> int:
         """Tell that a request runs from now on; returns the tokens of its prompt in this step."""
-        log, number = self._log, self._requests.index.get(request_id)
+        number = self._requests.index.get(request_id)
         request = self._scheduler().requests[request_id]
         if number is None:
             number = self._requests.number(request, time.monotonic_ns())
         groups = _by_group(groups)
         if groups and self._tabled and number in self._requests.looked_up:
-            log.ops.append(Op.ADMIT_LOOKED_UP)
-            log.numbers.extend((number, computed, len(groups[0])))
+            told = number, computed, len(groups[0])
+            self._keep((encode.untimed, Op.ADMIT_LOOKED_UP, told))
         else:
-            log.ops.append(Op.ADMIT)
-            log.numbers.extend((number, computed))
-            log.ids.extend(groups or self._no_blocks)
+            # A model runner in this process goes on filling the lists.
+            lists = [list(group) for group in groups or self._no_blocks]
+            self._keep((encode.held, Op.ADMIT, (number, computed), lists))
         awaits = not (request.num_output_tokens or self._parts.updates.lost)
         if awaits and request.sampling_params is not None:
             self._awaiting.append((number, request))
@@ -302,7 +282,7 @@ def _watch_abort(scheduler: Any, steps: Steps, part: Part) -> None:
     def finish_requests(*args: Any, **kwargs: Any) -> Any:
         result = original(this(), *args, **kwargs)
         try:
-            if part.log.ops:
+            if steps.has_news:
                 steps.settle()
         except Exception as error:
             part.fail("finish_requests", error)

@@ -18,7 +18,7 @@ from profilemate.hooks.gpu_timer import GpuTimer
 from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.hooks.producers import open_journal
 from profilemate.messages import give_up, say
-from profilemate.recorder import WORKER_FLUSH_NS, Recorder
+from profilemate.recorder import Recorder
 
 
 def attach(module: Any) -> None:
@@ -75,7 +75,7 @@ def _watch(worker: Any, settings: config.Config) -> None:
         "gpu_timing": settings.gpu_timing,
         **described,
     }
-    opened = open_journal(settings, "worker", described["rank"], header, WORKER_FLUSH_NS)
+    opened = open_journal(settings, "worker", described["rank"], header, by_steps=False)
     if opened is None:
         return
     place, recorder = opened

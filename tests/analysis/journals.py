@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from profilemate import session
+from profilemate import encode, session
 from profilemate.events import Op
 from profilemate.recorder import Recorder
 
@@ -61,10 +61,9 @@ def _record(base: Path, pid: int) -> Path:
 
 def allocate(recorder: Recorder, blocks: list[int], *, free: int) -> None:
     """One step that hands out these blocks and leaves so many free."""
-    now, log = time.monotonic_ns(), recorder.log
-    log.ops += [Op.ALLOCATE, Op.STEP]
-    log.times += [now, now, now + 1000]
-    log.blocks.append([SimpleNamespace(block_id=block) for block in blocks])
+    now, handed_out = time.monotonic_ns(), [SimpleNamespace(block_id=block) for block in blocks]
+    recorder.keep((encode.blocks, Op.ALLOCATE, now, *handed_out))
     running, waiting, tokens, prefill, scheduled = 1, 0, 16, 16, 1
-    log.numbers += [running, waiting, tokens, prefill, scheduled, free]
+    told = running, waiting, tokens, prefill, scheduled, free
+    recorder.keep((encode.between, Op.STEP, now, now + 1000, told))
     recorder.flush()

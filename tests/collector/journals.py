@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from profilemate import session
+from profilemate import encode, session
 from profilemate.collector.follow import Follower
 from profilemate.events import Op
 from profilemate.recorder import Recorder
@@ -39,7 +39,7 @@ class Journal:
         # No process with this number has ever begun at boot.
         process = {"pid": os.getpid(), "start": "0", "hooks": [], "versions": {"vllm": "0.33.0"}}
         self.recorder = Recorder(place.fd, {**process, **header}, name)
-        self.log = self.recorder.log
+        self.keep = self.recorder.keep
 
     def at(self, microseconds: int) -> int:
         return self._origin + 1000 * microseconds
@@ -75,9 +75,8 @@ class WorkerJournal(Journal):
         self._blob(Op.GRAPH, at, number, [*batch, source, kind, part])
 
     def captured(self, began: int, ended: int, number: int, kib: int | None) -> None:
-        self.log.ops.append(Op.CAPTURE)
-        self.log.times += [self.at(began), self.at(ended)]
-        self.log.numbers += [number, 0 if kib is None else kib + 1]
+        told = number, 0 if kib is None else kib + 1
+        self.keep((encode.between, Op.CAPTURE, self.at(began), self.at(ended), told))
 
     def batch(self, at: int, number: int, batch: Batch) -> None:
         self._blob(Op.BATCH, at, number, list(batch))
@@ -93,24 +92,18 @@ class WorkerJournal(Journal):
         gpu_ns: int | None = None,
         dummy: int = 0,
     ) -> None:
-        self.log.ops.append(Op.EXECUTION)
-        self.log.times.append(self.at(at))
         gpu = 0 if gpu_ns is None else gpu_ns + 1
-        self.log.numbers += [batch, tokens, entry, graphs, launch_ns, gpu, dummy]
+        told = batch, tokens, entry, graphs, launch_ns, gpu, dummy
+        self.keep((encode.once, Op.EXECUTION, self.at(at), told))
 
     def replayed(
         self, at: int, entry: int, graphs: int, launch_ns: int = 0, gpu_ns: int | None = None
     ) -> None:
-        self.log.ops.append(Op.REPLAY)
-        self.log.times.append(self.at(at))
-        self.log.numbers += [entry, graphs, launch_ns, 0 if gpu_ns is None else gpu_ns + 1]
+        told = entry, graphs, launch_ns, 0 if gpu_ns is None else gpu_ns + 1
+        self.keep((encode.once, Op.REPLAY, self.at(at), told))
 
     def _blob(self, op: Op, at: int, number: int, told: list[Any]) -> None:
-        blob = json.dumps(told).encode()
-        self.log.ops.append(op)
-        self.log.times.append(self.at(at))
-        self.log.numbers += [number, len(blob)]
-        self.log.blobs.append(blob)
+        self.keep((encode.described, op, self.at(at), number, told))
 
 
 class EngineJournal(Journal):
@@ -134,11 +127,11 @@ class EngineJournal(Journal):
     def allocated(self, at: int, *blocks: int) -> None:
         """One step that hands out these blocks, to nobody that is known."""
         self._free -= len(blocks)
-        self.log.ops += [Op.ALLOCATE, Op.STEP]
-        self.log.times += [self.at(at)] * 3
-        self.log.blocks.append([SimpleNamespace(block_id=block) for block in blocks])
+        time, handed_out = self.at(at), [SimpleNamespace(block_id=block) for block in blocks]
+        self.keep((encode.blocks, Op.ALLOCATE, time, *handed_out))
         running, waiting, tokens, prefill, scheduled = 1, 0, 16, 16, 1
-        self.log.numbers += [running, waiting, tokens, prefill, scheduled, self._free]
+        told = running, waiting, tokens, prefill, scheduled, self._free
+        self.keep((encode.between, Op.STEP, time, time, told))
 
 
 def make_tables(folder: Path, target: Path) -> Path:

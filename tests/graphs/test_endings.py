@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from profilemate import recorder
-from profilemate.hooks import executions, graph_sources
+from profilemate import journal
+from profilemate.hooks import executions, graph_sources, graphs
 from tests.graphs.recording import Execution, Recording, read
 from tests.graphs.steps import Output, decode
 
@@ -56,14 +56,14 @@ def test_a_full_disk(
     before = len(read(recording.journal).executions)
     steps = [decode(3), Output([5]), Output([30])]
     with monkeypatch.context() as patch:
-        patch.setattr(recorder.os, "write", write)
+        patch.setattr(journal.os, "write", write)
         for step in steps:
             output = runner.execute_model(step)
             assert output is not None
             assert output.tolist() == runner.outputs(step.total_num_scheduled_tokens)
             recording.recorder.flush()
         # Nothing is kept of what cannot be written.
-        assert not recording.recorder.log.ops
+        assert not recording.recorder.waiting
         assert recording.recorder.dropped >= len(steps)
         recording.recorder.close()
     said = capfd.readouterr().err
@@ -113,7 +113,7 @@ def fail(*_: Any) -> None:
     ("owner", "name", "where"),
     [
         (graph_sources, "current", "capture_begin"),
-        (recorder.Recorder, "step_ended", "capture_end"),
+        (graphs.Graphs, "end", "capture_end"),
     ],
 )
 def test_graphs_that_cannot_be_told(

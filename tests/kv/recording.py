@@ -20,6 +20,7 @@ import pytest
 from profilemate import recorder
 from profilemate.collector import launch
 from profilemate.collector.follow import Follower
+from profilemate.writer import Writer
 from tests.support.oracle import Oracle
 
 Row = dict[str, Any]
@@ -55,14 +56,27 @@ class Clock:
         self.now += microseconds * 1_000
 
 
+class NoThread(Writer):
+    """Where the limit of threads is reached."""
+
+    def _start(self) -> bool:
+        return False
+
+
 @contextmanager
 def hooks_only(
-    sessions: Path, clock: Clock | None = None, *, name: str = "", collector: bool = False
+    sessions: Path,
+    clock: Clock | None = None,
+    *,
+    name: str = "",
+    collector: bool = False,
+    thread: bool = True,
 ) -> Iterator[None]:
     """Schedulers made inside record into a session under ``sessions``, to its end.
 
     It is a new one where no ``name`` is given. Without a ``collector`` the journals stay, and a
-    test makes the tables when it wants them.
+    test makes the tables when it wants them. Without a ``thread`` each step is written as it ends,
+    as where no thread can be had.
     """
     with pytest.MonkeyPatch.context() as patch:
         for variable in [name for name in os.environ if name.startswith("VLLM_PROFILING")]:
@@ -73,12 +87,20 @@ def hooks_only(
         patch.setenv("VLLM_PROFILING_FAILED", "")
         if not collector:
             patch.setattr(launch, "start", lambda directory: None)
+        if not thread:
+            patch.setattr(recorder, "_writer", NoThread(recorder._write_all))
         if clock is not None:
             patch.setattr(time, "monotonic_ns", clock)
         try:
             yield
         finally:
             recorder.close_all()
+
+
+def wait_until_written() -> None:
+    """Wait for the thread to have written all steps that ended, which it does by itself."""
+    while any(known.waiting for known in recorder._living()):
+        time.sleep(0.001)
 
 
 @contextmanager

@@ -102,7 +102,6 @@ SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 LOSSES: list[tuple[str, str, Change, set[str]]] = [
     (POOL, "get_new_blocks", remove, {"blocks"}),
     (POOL, "get_new_blocks", extend, {"blocks"}),
-    (POOL, "get_new_blocks", pack, {"blocks"}),
     (POOL, "touch", remove, {"blocks"}),
     (POOL, "touch", extend, {"blocks"}),
     (POOL, "free_blocks", remove, {"blocks"}),

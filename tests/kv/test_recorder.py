@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from profilemate import collector, recorder
+from profilemate import collector, encode, recorder
 from profilemate.collector import CollectorError
 from profilemate.collector.follow import Follower
 from profilemate.events import Op
@@ -29,6 +29,7 @@ from tests.kv.recording import (
     journal_of,
     make_tables,
     only_session,
+    wait_until_written,
 )
 from tests.kv.transcript import arrivals, transcript
 from tests.support.scheduler import RequestMaker, build_scheduler, tokens
@@ -47,10 +48,9 @@ def unprofiled(model: Path, hooks_on: None) -> list[Any]:
 
 
 def record(model: Path, sessions: Path) -> list[Any]:
-    """Record the workload on a clock that moves between steps, so that each is written; what
-    vLLM did."""
+    """Record the workload, each step in a frame of its own; what vLLM did."""
     clock = Clock()
-    with hooks_only(sessions, clock, name=found(sessions, clock)):
+    with hooks_only(sessions, clock, name=found(sessions, clock), thread=False):
         scheduler = build_scheduler(model, BLOCKS)
         return transcript(scheduler, arrivals(), lambda: clock.tick(20_000))
 
@@ -197,7 +197,8 @@ def test_collector_learns_that_the_disk_filled(model: Path, tmp_path: Path, spar
     def engine(tell: Tell) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         clock = Clock()
-        with said(), hooks_only(sessions, clock, name=found(sessions, clock)):
+        name = found(sessions, clock)
+        with said(), hooks_only(sessions, clock, name=name, thread=False):
             scheduler = build_scheduler(model, BLOCKS)
             follower = Follower(only_session(sessions), target)
             follower.discover()
@@ -352,6 +353,7 @@ def test_fork_writes_nothing_of_its_parents(model: Path, tmp_path: Path) -> None
         scheduler = build_scheduler(model, BLOCKS)
         workload = arrivals()
         transcript(scheduler, workload[:10])
+        wait_until_written()
         session = only_session(tmp_path)
         size = journal_of(session).stat().st_size
 
@@ -408,12 +410,11 @@ def test_memory_of_a_recorder_that_lost_its_disk_stays_small() -> None:
     with said() as lines:
         lost = Recorder(fd, {"producer": "engine"}, "engine 0")
         for _ in range(100):
-            lost.log.ops += [Op.RESET] * 50
-            lost.log.times += range(50)
-            lost.log.numbers += range(500)
-            lost.log.blobs.append(b"x" * 1_000)
+            for number in range(50):
+                lost.keep((encode.described, Op.GRAPH, number, number, "x" * 1_000))
             lost.flush()
-            assert not any((lost.log.ops, lost.log.times, lost.log.numbers, lost.log.blobs))
+            assert not lost.step
+            assert not lost.waiting
         lost.close()
     assert lost.dropped == 5_000
     assert len(lines) == 1

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread of this process that packs and writes what its recorders hold.
+
+It works while the engine waits for its model, so that the engine need not; a disk that does not
+answer holds up this thread alone. It begins with the first step, sleeps while none ends, and takes
+no signal, so that these reach who they are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+PAUSE_SEC = 0.1
+"""Between two writes, where nobody asked for less."""
+
+
+class Writer:
+    """Calls ``write`` as long as it returns that there was something to write.
+
+    ``is_idle``: nothing will be written until ``wake`` is called. ``pause_sec``: how long what
+    there is to write waits, to be written together.
+    """
+
+    def __init__(self, write: Callable[[], bool]) -> None:
+        self._write = write
+        self._start_over()
+        os.register_at_fork(after_in_child=self._start_over)
+
+    def _start_over(self) -> None:
+        # A fork has none of its parent's threads.
+        self.is_idle = True
+        self.pause_sec = PAUSE_SEC
+        self._bell = threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def wake(self) -> None:
+        """There is something to write. Where no thread can be had, it is written here and now."""
+        if self._thread is None and not self._start():
+            self._write()
+            return
+        self.is_idle = False
+        self._bell.set()
+
+    def _start(self) -> bool:
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="profilemate", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # The limit of threads is reached, or the interpreter is about to end.
+                    return False
+                self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            self._bell.wait()
+            self._bell.clear()
+            while not self.is_idle:
+                time.sleep(self.pause_sec)
+                if not self._write():
+                    self.is_idle = True
+                    # What came between the two was told by no bell.
+                    if self._write():
+                        self.is_idle = False

@@ -8,7 +8,7 @@ needed, and what is measured is what recording costs the host. Both run small ba
 executions, hundreds of times, which of them first is drawn anew each time; of the differences in
 CPU time of the thread the median counts. The whole is repeated for its spread.
 
-  python -m benchmarks.graph_replay                          one graph, 33 pieces, and the writing
+  python -m benchmarks.graph_replay                          one graph, 33 pieces, and with pauses
   python -m benchmarks.graph_replay --repeats 3 --pairs 200  shorter
   python -m benchmarks.graph_replay --null                   off against off: the noise
 """
@@ -31,6 +31,7 @@ from typing import Any
 from benchmarks import environment
 from benchmarks.command import Options, count, progress, run
 from benchmarks.result import BenchmarkError, Result, Target, middle
+from profilemate import writer
 from profilemate.collector.decode import Shape, episodes, told
 from profilemate.events import Op
 from profilemate.hooks import executions, graphs
@@ -45,8 +46,8 @@ PIECES = 33
 IN_BATCH = {1: 20, PIECES: 4}
 """Executions that are timed together, by the CUDA graphs of each."""
 
-PAUSE_SEC = 1.1 * FLUSH_NS / 1e9
-"""An execution that ends so long after the last write is written by itself."""
+PAUSE_SEC = 1.1 * writer.PAUSE_SEC
+"""An execution that ends so long after the one before is written by itself."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -80,11 +81,11 @@ def _pieces(options: Options) -> Result:
 
 
 def _written(options: Options) -> Result:
-    """Of executions with pauses, each of which is written by itself."""
+    """Of executions with pauses, as models have them: what ran before has left the caches."""
     pairs = max(1, options.pairs // 20)
     with _sides(1, recorded=not options.null) as sides:
         found = [_compare(sides, pairs, seed, PAUSE_SEC) for seed in range(options.repeats)]
-    name = f"CUDA graph replay every {1e3 * PAUSE_SEC:.0f} ms, and the write"
+    name = f"CUDA graph replay every {1e3 * PAUSE_SEC:.0f} ms"
     return middle(name, [each.added for each in found], "µs", None, _note(found))
 
 
@@ -189,7 +190,7 @@ def _sides(pieces: int, *, recorded: bool) -> Iterator[tuple[_Runner, _Runner]]:
     with tempfile.TemporaryDirectory() as scratch:
         journal = Path(scratch, "worker0.journal")
         fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        recorder = Recorder(fd, {"producer": "worker", "rank": 0}, "worker 0")
+        recorder = Recorder(fd, {"producer": "worker", "rank": 0}, "worker 0", by_steps=False)
         graph_class = _graph_class()
         if recorded:
             recorded_graphs = graphs.Graphs(recorder, None)

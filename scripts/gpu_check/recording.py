@@ -26,7 +26,7 @@ class Recording:
     def __init__(self, journal: Path, *, timed: bool) -> None:
         self.journal = journal
         fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        self.recorder = Recorder(fd, {"producer": "worker", "rank": 0}, "worker 0")
+        self.recorder = Recorder(fd, {"producer": "worker", "rank": 0}, "worker 0", by_steps=False)
         self.graphs = graphs.Graphs(self.recorder, GpuTimer(torch.cuda) if timed else None)
         graphs.watch(self.graphs, torch.cuda.CUDAGraph)
 

@@ -108,9 +108,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Cost:
-    """What profiling itself took: time in the hooks that write, and bytes on disk."""
+    """What profiling itself took: time in the hooks at the ends of steps, processor time of the
+    thread that writes, and bytes on disk."""
 
     hook_sec: float | None
+    writing_sec: float | None
     journal_bytes: int | None
     table_bytes: int | None
     collector_lag_sec: float | None
@@ -155,6 +157,7 @@ def cost(session: Session) -> Cost:
     told = part(session.metadata, "cost")
     return Cost(
         hook_sec=number(told.get("hook_sec")),
+        writing_sec=number(told.get("writing_sec")),
         journal_bytes=whole(told.get("journal_bytes")),
         table_bytes=whole(told.get("table_bytes")),
         collector_lag_sec=number(told.get("collector_lag_sec")),

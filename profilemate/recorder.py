@@ -77,7 +77,9 @@ class Recorder:
         if by_steps:
             _writer.pause_sec = STEP_PAUSE_SEC
         self._file = JournalWriter(fd)
-        self._writing = threading.RLock()
+        self._writing = threading.Lock()
+        self._written_by = 0
+        self._is_ending = False
         self._columns = Columns()
         self._written_ns = time.monotonic_ns()
         self._next_status_ns = self._written_ns + STATUS_NS
@@ -104,7 +106,7 @@ class Recorder:
         self._on_stop.append(undo)
 
     def step_ended(self) -> None:
-        """What was kept is whole, and may be written."""
+        """What was kept since the last step ended is whole."""
         step, whole = self.step, self._whole
         if self.repeats:
             told = encode.once, Op.REPEAT, self.repeated_until_ns, (self.repeats,)
@@ -112,7 +114,11 @@ class Recorder:
             self.repeats = 0
         whole.extend(step)
         step.clear()
-        if len(whole) > MAX_WAITING:
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Have what is whole written."""
+        if len(self._whole) > MAX_WAITING:
             self._fall_behind()
         if _writer.is_idle:
             _writer.wake()
@@ -124,15 +130,15 @@ class Recorder:
 
     def write(self) -> bool:
         """Write the steps that have ended; returns whether there was anything."""
-        if not self._whole or not self._writing.acquire(timeout=PATIENCE_SEC):
+        if not self._whole:
             return False
         try:
-            return self._write()
+            with self._alone() as alone:
+                return alone and self._write()
         except Exception as error:
+            self._columns.clear()
             self.fail("writing", error)
             return True
-        finally:
-            self._writing.release()
 
     def status(self, **changes: Any) -> None:
         """Write what changed about this producer."""
@@ -170,12 +176,13 @@ class Recorder:
         say(f"{self.name}: no longer recorded: {tables} ({reason}). The rest is, and vLLM goes on")
 
     def close(self) -> None:
-        """End the journal in good order."""
+        """End the journal in good order; if it is just being written, when that is done."""
         if self._file.is_closed:
             return
         if not self._stopped:
             self.step_ended()
         with self._alone() as alone:
+            self._is_ending = not alone
             if not alone:
                 return
             self._write()
@@ -196,13 +203,24 @@ class Recorder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Whether nobody else writes; a write that does not return is not waited for forever."""
-        taken = self._writing.acquire(timeout=PATIENCE_SEC)
+        """Whether nobody else writes; a write that does not return is not waited for forever.
+
+        Nor does this thread, in the midst of a write: the garbage collector may run at any time,
+        and find a scheduler whose end is that of this recorder.
+        """
+        me = threading.get_ident()
+        taken = self._written_by != me and self._writing.acquire(timeout=PATIENCE_SEC)
+        if not taken:
+            yield False
+            return
+        self._written_by = me
         try:
-            yield taken
+            yield True
         finally:
-            if taken:
-                self._writing.release()
+            self._written_by = 0
+            self._writing.release()
+        if self._is_ending:
+            self.close()
 
     def _write(self) -> bool:
         kept = self._whole[:]

@@ -62,13 +62,21 @@ class Writer:
     def _run(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while True:
-            self._bell.wait()
-            self._bell.clear()
-            while not self.is_idle:
-                time.sleep(self.pause_sec)
-                if not self._write():
-                    self.is_idle = True
-                    # What came between the two was told by no bell.
-                    if self._write():
-                        self.is_idle = False
+        try:
+            while True:
+                self._bell.wait()
+                self._bell.clear()
+                self._write_until_idle()
+        finally:
+            # Whatever ended it, the next step begins another.
+            self._thread = None
+            self.is_idle = True
+
+    def _write_until_idle(self) -> None:
+        while not self.is_idle:
+            time.sleep(self.pause_sec)
+            if not self._write():
+                self.is_idle = True
+                # What came between the two was told by no bell.
+                if self._write():
+                    self.is_idle = False

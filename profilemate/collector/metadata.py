@@ -100,6 +100,7 @@ def _metadata(
         "prefix_lengths": prefix_lengths(int((first.get("cache") or {}).get("max_model_len", 0))),
         "cost": {
             "hook_sec": sum(p.status.get("hook_ns", 0) for p in producers) / 1e9,
+            "writing_sec": sum(p.status.get("writing_ns", 0) for p in producers) / 1e9,
             "writes": sum(p.status.get("flushes", 0) for p in producers),
             "journal_bytes": sum(p.status.get("bytes", 0) for p in producers),
             "table_bytes": tables.bytes_written,

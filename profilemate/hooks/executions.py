@@ -62,7 +62,7 @@ class Executions:
                 told = 0, tokens, entry.number, entry.graphs, entry.launch_ns, 0, 0
                 self._keep((encode.once, Op.EXECUTION, ended, told))
                 entry.graphs = entry.launch_ns = 0
-                self._recorder.step_ended()
+                self._recorder.hand_over()
                 return
         self._tell(ended, scheduler_output)
 
@@ -83,7 +83,7 @@ class Executions:
         if batch is None and self._timer is not None:
             # Nothing ran, and the next call may be far away.
             self._timer.give_up()
-        self._recorder.step_ended()
+        self._recorder.hand_over()
 
     def _without_model_graph(self, tokens: int, dummy: bool) -> tuple[Entry | None, int | None]:
         """What an execution replayed, and its batch's number, where no graph is known as its own.

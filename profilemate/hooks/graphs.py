@@ -103,7 +103,7 @@ class Graphs:
         self.recorder.keep((encode.between, Op.CAPTURE, began, ended, told))
         if self._last is not None and self._last[1].part == "model":
             self.captured = self._last[1].batch
-        self.recorder.step_ended()
+        self.recorder.hand_over()
 
     def tell_recent(self) -> None:
         """Tell the replays that are no part of an execution."""
@@ -334,7 +334,7 @@ def _tell_each_replay(graphs: Graphs) -> None:
         result = ours(graph)
         for watching in _watching:
             watching.tell_recent()
-            watching.recorder.step_ended()
+            watching.recorder.hand_over()
         return result
 
     _hooked["replay"] = _put(graphs.graph_class, "replay", replay, original)

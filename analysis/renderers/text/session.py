@@ -87,6 +87,9 @@ def profiling(cost: Cost) -> Iterator[Line]:
         None
         if cost.hook_sec is None
         else f"{seconds(cost.hook_sec)} in the hooks at the ends of steps",
+        None
+        if cost.writing_sec is None
+        else f"{seconds(cost.writing_sec)} of CPU time in the thread that writes",
         None if cost.journal_bytes is None else f"{byte_size(cost.journal_bytes)} of journal",
         None if cost.table_bytes is None else f"{byte_size(cost.table_bytes)} of tables",
     ]

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that packs and writes: vLLM never waits for it, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profilemate import encode, recorder
+from profilemate.collector.decode import Shape, episodes
+from profilemate.events import Op
+from profilemate.journal import JournalReader, Kind
+from profilemate.recorder import Recorder
+from profilemate.writer import Writer
+from tests.kv.children import said
+from tests.kv.recording import (
+    Tables,
+    hooks_only,
+    make_tables,
+    only_session,
+    wait_until_written,
+)
+from tests.kv.transcript import arrivals, transcript
+from tests.support.scheduler import build_scheduler
+
+BLOCKS = 60
+PATIENCE_SEC = 60
+
+JournalAt = tuple[Recorder, Path]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[JournalAt]:
+    """A recorder, and where its journal is."""
+    path = tmp_path / "engine0.journal"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    opened = Recorder(fd, {"producer": "engine"}, "engine 0")
+    yield opened, path
+    opened.close()
+
+
+def tell_step(into: Recorder, number: int) -> None:
+    """A step of one event, and its end."""
+    into.keep((encode.once, Op.RESET, time.monotonic_ns(), (number,)))
+    into.step_ended()
+
+
+def told(path: Path) -> tuple[list[int], list[Kind]]:
+    """The numbers of the steps in a journal, and the kinds of its frames."""
+    reader = JournalReader(path)
+    frames = reader.read()
+    reader.close()
+    events = [
+        event
+        for kind, payload in frames
+        if kind is Kind.EVENTS
+        for episode in episodes(payload, Shape(1, 1), lambda _: [])
+        for event in episode.events
+    ]
+    return [number for _, _, number in events], [kind for kind, _ in frames]
+
+
+def wait_for(condition: Any) -> None:
+    """Wait until this is so."""
+    give_up = time.monotonic() + PATIENCE_SEC
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+
+
+def writer_thread() -> threading.Thread:
+    """The one that writes."""
+    thread = recorder._writer._thread
+    assert thread is not None
+    return thread
+
+
+def test_steps_are_written_without_being_asked(journal: JournalAt) -> None:
+    """After a pause, too, in which the thread has gone to sleep."""
+    opened, path = journal
+    for number in range(3):
+        tell_step(opened, number)
+        wait_until_written()
+        assert told(path)[0] == list(range(number + 1))
+        wait_for(lambda: recorder._writer.is_idle)
+
+
+def test_half_a_step_is_not_written(journal: JournalAt) -> None:
+    opened, path = journal
+    tell_step(opened, 1)
+    opened.keep((encode.once, Op.RESET, time.monotonic_ns(), (2,)))
+    wait_until_written()
+    wait_for(lambda: recorder._writer.is_idle)
+    assert told(path)[0] == [1]
+    opened.step_ended()
+    wait_until_written()
+    assert told(path)[0] == [1, 2]
+
+
+def test_many_steps_while_it_writes(journal: JournalAt) -> None:
+    """None is lost, told twice or out of order between the two threads."""
+    opened, path = journal
+    for number in range(20_000):
+        tell_step(opened, number)
+    wait_until_written()
+    assert told(path)[0] == list(range(20_000))
+
+
+def test_it_takes_no_signal(journal: JournalAt) -> None:
+    """They are for vLLM, whose main thread may wait in a call that one has to end."""
+    tell_step(journal[0], 1)
+    status = Path(f"/proc/self/task/{writer_thread().native_id}/status").read_text()
+    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:")]
+    blocked = int(mask, 16)
+    assert all(
+        blocked >> number - 1 & 1
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
+    )
+    assert writer_thread().daemon
+
+
+def test_no_thread_can_be_had(journal: JournalAt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is reached: each step is written as it ends."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(recorder, "_writer", Writer(recorder._write_all))
+    opened, path = journal
+    for number in range(3):
+        tell_step(opened, number)
+        assert told(path)[0] == list(range(number + 1))
+
+
+def test_a_thread_that_ended_is_begun_anew(
+    journal: JournalAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, path = journal
+    endings = [SystemExit]
+
+    def write_all() -> bool:
+        if endings:
+            raise endings.pop()
+        return recorder._write_all()
+
+    monkeypatch.setattr(recorder, "_writer", Writer(write_all))
+    tell_step(opened, 1)
+    wait_for(lambda: not endings and recorder._writer.is_idle)
+    tell_step(opened, 2)
+    wait_until_written()
+    assert told(path)[0] == [1, 2]
+
+
+def test_an_event_that_cannot_be_laid_out(model: Path, hooks_on: None, tmp_path: Path) -> None:
+    """One line, from whatever thread; what was written before stays, and vLLM goes on."""
+    with said() as lines, hooks_only(tmp_path):
+        scheduler = build_scheduler(model, BLOCKS)
+        (opened,) = recorder._living()
+        transcript(scheduler, arrivals(3))
+        wait_until_written()
+        opened.keep((encode.once, Op.RESET, "no time", (1,)))
+        # What comes after it may be laid out before the first is packed, and is as lost.
+        results = transcript(scheduler, arrivals(9)[3:])
+        wait_until_written()
+        wait_for(lambda: not opened.active)
+    assert sum(len(step[1]) for step in results) > 0
+    (line,) = lines
+    assert line.startswith("profilemate: engine 0: recording stopped, writing failed (")
+    tables = make_tables(only_session(tmp_path), tmp_path / "tables")
+    assert len(tables.requests()) == 3
+    metadata = tables.metadata
+    assert not metadata["complete"]
+    assert set(metadata["processes"][0]["hooks_failed"]) == {"writing"}
+
+
+class Stuck:
+    """A disk that does not answer until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._free = threading.Event()
+        self.calls = 0
+        write = os.write
+
+        def slow(fd: int, data: Any) -> int:
+            self.calls += 1
+            self._free.wait(PATIENCE_SEC)
+            return write(fd, data)
+
+        monkeypatch.setattr(recorder.journal.os, "write", slow)
+
+    def let_go(self) -> None:
+        self._free.set()
+
+
+def test_a_disk_that_does_not_answer(
+    model: Path, hooks_on: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM goes on meanwhile; when the disk is back, nothing is missing."""
+    with hooks_only(tmp_path):
+        scheduler = build_scheduler(model, BLOCKS)
+        disk = Stuck(monkeypatch)
+        transcript(scheduler, arrivals())
+        wait_for(lambda: disk.calls)
+        disk.let_go()
+        wait_until_written()
+    tables: Tables = make_tables(only_session(tmp_path), tmp_path / "tables")
+    assert len(tables.requests()) == len(arrivals())
+    assert tables.metadata["complete"]
+
+
+def test_a_disk_that_does_not_answer_for_long(
+    journal: JournalAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits has a limit; what is dropped is counted, and said when the disk is back."""
+    opened, path = journal
+    monkeypatch.setattr(recorder, "MAX_WAITING", 1_000)
+    disk = Stuck(monkeypatch)
+    with said() as lines:
+        tell_step(opened, 0)
+        wait_for(lambda: disk.calls)
+        for number in range(1, 5_000):
+            tell_step(opened, number)
+            assert len(opened._whole) <= 1_001
+        disk.let_go()
+        wait_until_written()
+        opened.close()
+    (line,) = lines
+    assert "more than 1,000 events wait for it" in line
+    numbers, kinds = told(path)
+    assert numbers == list(range(len(numbers)))
+    assert opened.dropped + len(numbers) == 5_000
+    assert kinds[-1] is Kind.END
+
+
+def test_the_collector_of_garbage_ends_a_recording_in_the_midst_of_a_write(
+    journal: JournalAt,
+) -> None:
+    """It is ended when that is done."""
+    opened, path = journal
+
+    def close(columns: Any, kept: Any) -> None:
+        opened.close()
+        encode.once(columns, kept)
+
+    opened.keep((close, Op.RESET, time.monotonic_ns(), (1,)))
+    tell_step(opened, 2)
+    wait_for(lambda: told(path)[1][-1] is Kind.END)
+    numbers, kinds = told(path)
+    assert numbers == [1, 2]
+    assert kinds.count(Kind.END) == 1
+
+
+def test_an_end_does_not_wait_for_a_disk_forever(
+    journal: JournalAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process can go; where it lives on, the journal ends when the disk is back."""
+    opened, path = journal
+    monkeypatch.setattr(recorder, "PATIENCE_SEC", 0.05)
+    disk = Stuck(monkeypatch)
+    tell_step(opened, 1)
+    wait_for(lambda: disk.calls)
+    opened.close()
+    assert told(path)[0] == []
+    disk.let_go()
+    wait_for(lambda: told(path)[1][-1] is Kind.END)
+    assert told(path)[0] == [1]

@@ -54,14 +54,15 @@ class Side:
     """One of two schedulers: what it is made with, and how to tell that that was at work.
 
     ``check`` gets the scheduler's number of steps and what ``collect`` returned for the outputs
-    of each step, once the scheduler has ended; it raises BenchmarkError.
+    of each step, once the scheduler has ended; it raises BenchmarkError, or returns nanoseconds of
+    processor time that were taken beside the steps, by a thread of the same process.
     """
 
     name: str
     profiling: bool = False
     engine_args: Callable[[], dict[str, Any]] = dict
     collect: Callable[[Any], int] = lambda outputs: 0
-    check: Callable[[int, int], None] = lambda steps, collected: None
+    check: Callable[[int, int], int] = lambda steps, collected: 0
     end: Callable[[Any], None] = lambda scheduler: None
 
 
@@ -73,6 +74,8 @@ class Times:
     """schedule() and update_from_output() of each step."""
     adds: list[list[int]] = field(default_factory=list)
     """add_request() of each request."""
+    beside: list[int] = field(default_factory=list)
+    """What was taken beside the steps of a whole run: a figure for each, no list."""
 
 
 def compare(
@@ -126,7 +129,7 @@ def _run(
     for index, side in enumerate(sides):
         times[index].adds.append(adds[index])
         times[index].steps.append(steps[index])
-        side.check(len(steps[index]), collected[index])
+        times[index].beside.append(side.check(len(steps[index]), collected[index]))
 
 
 def _build(model: Path, load: Load, side: Side) -> Any:

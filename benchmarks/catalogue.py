@@ -29,6 +29,7 @@ LOOP = "scheduler_loop"
 
 CATALOGUE = (
     Entry("loop", "scheduler loop, 128 running", LOOP, minutes=4),
+    Entry("loop-alone", "the same, runs in turn", LOOP, ("--alone",), 4),
     Entry("loop-1024", "scheduler loop, 1,024 running", LOOP, ("--running=1024", "--runs=4"), 4),
     Entry(
         "loop-100k",

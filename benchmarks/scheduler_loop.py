@@ -11,6 +11,8 @@ waits for its model. The whole is repeated for its spread.
   python -m benchmarks.scheduler_loop                      128 running requests
   python -m benchmarks.scheduler_loop --running 1024       1,024 running requests
   python -m benchmarks.scheduler_loop --prompt 100000      prompts of 100,000 tokens, in chunks
+  python -m benchmarks.scheduler_loop --alone              each run one scheduler's, on and off in
+                                                           turn: both find warmer caches
   python -m benchmarks.scheduler_loop --null               off against off: the noise
   python -m benchmarks.scheduler_loop --vllm-metrics 0.01  vLLM's own collector at its 1 % sample
   python -m benchmarks.scheduler_loop --vllm-events        vLLM's KV events, published by ZeroMQ
@@ -45,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--blocks", type=count, help="of 16 tokens in the pool (enough for most)")
     load.add_argument("--prompt", type=count, help="tokens of each prompt (257 to 768)")
     load.add_argument("--output", type=count, default=200, help="tokens generated at most (200)")
+    parser.add_argument("--alone", action="store_true", help="each run one scheduler's")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--null", action="store_true", help="compare off with off")
     instead.add_argument(
@@ -64,11 +67,20 @@ def measure(options: Options) -> list[Result]:
         os.environ["VLLM_PROFILING_DIR"] = f"{scratch}/sessions"
         model = write_model(Path(scratch, "model"))
         for number in range(options.repeats):
-            off, on = compare(model, load, (OFF, side), options.runs, seed=number)
+            off, on = compare(
+                model,
+                load,
+                (OFF, side),
+                options.runs,
+                seed=number,
+                in_lockstep=not options.alone,
+            )
             whole, steps, note = describe(off, on)
             progress(f"{number + 1} of {options.repeats}: {whole:+.2f} %, {note}")
             found.append((whole, steps, note))
     name, note = name_of(load, side), sorted(found)[len(found) // 2][2]
+    if options.alone:
+        name += ", alone"
     if not side.profiling:
         return [middle(name, [whole for whole, _, _ in found], "%", None, note)]
     return [

@@ -190,7 +190,7 @@ def _sides(pieces: int, *, recorded: bool) -> Iterator[tuple[_Runner, _Runner]]:
     with tempfile.TemporaryDirectory() as scratch:
         journal = Path(scratch, "worker0.journal")
         fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        recorder = Recorder(fd, {"producer": "worker", "rank": 0}, "worker 0", by_steps=False)
+        recorder = Recorder(fd, {"producer": "worker", "rank": 0}, "worker 0", writer.PAUSE_SEC)
         graph_class = _graph_class()
         if recorded:
             recorded_graphs = graphs.Graphs(recorder, None)

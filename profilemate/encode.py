@@ -8,13 +8,11 @@ there at all. The rest is done here, by the thread that writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain, compress
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
-import orjson
-
-from profilemate.events import Columns, Op
+from profilemate.events import Columns
 
 Kept = tuple[Any, ...]
 """``(layout, op, *values)``: ``layout(columns, kept)`` appends the event to the columns."""
@@ -46,10 +44,14 @@ def between(columns: Columns, kept: Kept) -> None:
     columns.numbers.extend(numbers)
 
 
-def described(columns: Columns, kept: Kept) -> None:
-    """``time, number, value``: an event that gives a number to what this says, as JSON."""
-    _, op, time, number, value = kept
-    _append_blob(columns, op, time, number, orjson.dumps(value))
+def blob(columns: Columns, kept: Kept) -> None:
+    """``time, number, blob``: an event that gives a number to what these bytes say."""
+    _, op, time, number, told = kept
+    columns.ops.append(op)
+    columns.times.append(time)
+    columns.numbers.append(number)
+    columns.numbers.append(len(told))
+    columns.blobs.append(told)
 
 
 def blocks(columns: Columns, kept: Kept) -> None:
@@ -70,15 +72,15 @@ def freed(columns: Columns, kept: Kept) -> None:
 
 
 def cached(columns: Columns, kept: Kept) -> None:
-    """``numbers by request id, time, request id, its hashes, first, last``: Op.CACHE.
+    """``time, number, hashes of the request's blocks, first, last``: Op.CACHE of those in between.
 
     vLLM goes on adding to the hashes; those of cached blocks stay as they are.
     """
-    _, op, by_id, time, request_id, hashes_of, first, last = kept
+    _, op, time, number, hashes_of, first, last = kept
     hashes = hashes_of[first:last]
     columns.ops.append(op)
     columns.times.append(time)
-    columns.numbers.extend((by_id[request_id], first, len(hashes)))
+    columns.numbers.extend((number, first, len(hashes)))
     columns.hashes.extend(hashes)
 
 
@@ -116,17 +118,9 @@ def held(columns: Columns, kept: Kept) -> None:
     columns.ids.extend(lists)
 
 
-def arrived(columns: Columns, kept: Kept) -> None:
-    """``numbers by request id, request id, time, number, blob``: Op.REQUEST."""
-    _, op, by_id, request_id, time, number, blob = kept
-    by_id[request_id] = number
-    _append_blob(columns, op, time, number, blob)
-
-
 def finished(columns: Columns, kept: Kept) -> None:
-    """``numbers by request id, request id, time, numbers, hashes``: Op.FINISH."""
-    _, op, by_id, request_id, time, numbers, hashes = kept
-    by_id.pop(request_id, None)
+    """``time, numbers, hashes``: Op.FINISH."""
+    _, op, time, numbers, hashes = kept
     columns.ops.append(op)
     columns.times.append(time)
     columns.numbers.extend(numbers)
@@ -134,22 +128,9 @@ def finished(columns: Columns, kept: Kept) -> None:
 
 
 def assigned(columns: Columns, kept: Kept) -> None:
-    """``numbers by request id, request ids, blocks``: Op.ASSIGN, unless nobody got blocks.
-
-    ``blocks`` has an item for each request: None, or a list of block ids for each group.
-    """
-    _, op, by_id, request_ids, blocks_of = kept
-    handed_out: list[Sequence[Sequence[int]]] = list(filter(None, blocks_of))
-    if handed_out:
-        columns.ops.append(op)
-        columns.numbers.append(len(handed_out))
-        columns.numbers.extend(map(by_id.__getitem__, compress(request_ids, blocks_of)))
-        columns.ids.extend(chain.from_iterable(handed_out))
-
-
-def _append_blob(columns: Columns, op: Op, time: int, number: int, blob: bytes) -> None:
+    """``numbers, lists``: Op.ASSIGN; for each request its number, and a list for each group."""
+    _, op, numbers, lists = kept
     columns.ops.append(op)
-    columns.times.append(time)
-    columns.numbers.append(number)
-    columns.numbers.append(len(blob))
-    columns.blobs.append(blob)
+    columns.numbers.append(len(numbers))
+    columns.numbers.extend(numbers)
+    columns.ids.extend(chain.from_iterable(lists))

@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -26,7 +27,10 @@ from profilemate.messages import say
 from profilemate.writer import Writer
 
 STEP_PAUSE_SEC = 0.01
-"""How long a step may wait to be written: a kill loses it then, and the step under way."""
+"""How long a step may wait to be written; until then a kill loses it."""
+
+WORKER_PAUSE_SEC = 0.1
+"""The same of a worker's executions: no later row hangs on them."""
 
 RETRY_NS = 5_000_000_000
 """How often a recorder that lost its disk tries to say how much it has dropped."""
@@ -37,9 +41,11 @@ SHRINKS_BYTES = 64
 STATUS_NS = 5_000_000_000
 """How often the journal is told what recording has cost so far."""
 
-MAX_WAITING = 500_000
-"""Events that may wait for a disk that does not answer; more than these are dropped. They are
-what some minutes bring, and 100 MB."""
+MAX_WAITING = 20_000
+"""Steps that may wait for a disk that does not answer: some minutes, and 100 MB."""
+
+STEPS_IN_FRAME = 1_000
+"""At most, so that no single call holds the GIL for long."""
 
 PATIENCE_SEC = 5.0
 """How long the end of a journal waits for a write that does not return."""
@@ -51,102 +57,86 @@ _recorders: list[weakref.ref[Recorder]] = []
 class Recorder:
     """One producer's events, and its journal.
 
-    The file descriptor is the recorder's from now on. ``name`` is what messages call it.
-    ``by_steps`` says that events belong together up to the end of each step, so that none is
-    written before; else each may be at once.
+    The file descriptor is the recorder's from now on. ``name`` is what messages call it;
+    ``pause_sec`` is how long events may wait to be written together.
 
-    ``keep`` takes an event. ``step`` lists those since the last step ended, where they belong
-    together. ``repeats`` counts the steps that were the same as the last one and scheduled nothing;
-    what comes next is told after them. ``hook_ns`` is the time that the hooks at the ends of steps
-    took, in nanoseconds; ``writing_ns`` the processor time of packing and writing.
+    ``keep`` takes an event, ``step`` lists those since the last step ended. ``repeats`` counts the
+    steps that were the same as the last one and scheduled nothing; what comes next is told after
+    them. ``hook_ns`` is the time that the hooks at the ends of steps took, in nanoseconds;
+    ``writing_ns`` the processor time of packing and writing.
+
+    What hooks call neither waits for a lock nor raises.
     """
 
     def __init__(
-        self, fd: int, header: dict[str, Any], name: str, *, by_steps: bool = True
+        self,
+        fd: int,
+        header: dict[str, Any],
+        name: str,
+        pause_sec: float = STEP_PAUSE_SEC,
     ) -> None:
         self.name = name
-        self.dropped = 0
         self.flushes = 0
         self.hook_ns = 0
         self.writing_ns = 0
         self.repeats = 0
         self.repeated_until_ns = 0
         self.step: list[Kept] = []
-        self._whole: list[Kept] = []
-        self.keep: Callable[[Kept], None] = (self.step if by_steps else self._whole).append
-        if by_steps:
-            _writer.pause_sec = STEP_PAUSE_SEC
-        self._file = JournalWriter(fd)
-        self._writing = threading.Lock()
-        self._written_by = 0
+        self.keep: Callable[[Kept], None] = self.step.append
+        _writer.pause_sec = min(_writer.pause_sec, pause_sec)
+        self._on_stop: list[Callable[[], None]] = []
+        # Of the hooks' thread:
+        self._stopped = False
+        self._is_behind = False
+        self._missed = 0
+        # From there to the thread that writes, each taken and put by one call:
+        self._whole: list[list[Kept]] = []
+        self._changes: list[dict[str, Any]] = []
+        # Of whoever writes, which one thread does at a time:
+        self._writing = threading.RLock()
         self._is_ending = False
         self._columns = Columns()
+        self._file = JournalWriter(fd)
+        self._dropped = 0
+        self._lost = ""
+        self._problem: Exception | None = None
         self._written_ns = time.monotonic_ns()
         self._next_status_ns = self._written_ns + STATUS_NS
-        self._stopped = False
-        self._lost = ""
         self._next_retry_ns = 0
-        self._on_stop: list[Callable[[], None]] = []
         _recorders.append(weakref.ref(self))
         self._append(journal.MAGIC + journal.frame(Kind.HEADER, orjson.dumps(header)))
 
     @property
     def active(self) -> bool:
         """Whether events still reach the journal."""
-        return not self._stopped and not self._lost
+        return not (self._stopped or self._is_behind or self._lost)
+
+    @property
+    def dropped(self) -> int:
+        """Events that are in no journal."""
+        return self._missed + self._dropped
 
     @property
     def waiting(self) -> int:
-        """Events of steps that ended, which are not in the journal yet."""
-        with self._alone():
-            return len(self._whole)
+        """Steps that ended, and changes that were told, which are not in the journal yet."""
+        with self._writing:
+            return len(self._whole) + len(self._changes)
 
     def on_stop(self, undo: Callable[[], None]) -> None:
         """Call ``undo`` when this recorder stops for good: it takes the hooks away again."""
         self._on_stop.append(undo)
 
     def step_ended(self) -> None:
-        """What was kept since the last step ended is whole."""
-        step, whole = self.step, self._whole
-        if self.repeats:
-            told = encode.once, Op.REPEAT, self.repeated_until_ns, (self.repeats,)
-            whole.append(told)
-            self.repeats = 0
-        whole.extend(step)
-        step.clear()
-        self.hand_over()
-
-    def hand_over(self) -> None:
-        """Have what is whole written."""
-        if len(self._whole) > MAX_WAITING:
-            self._fall_behind()
+        """What was kept is whole, and is to be written."""
+        self._hand_over()
         if _writer.is_idle:
             _writer.wake()
 
-    def flush(self) -> None:
-        """Write what was kept, here and now. Never raises OSError."""
-        self.step_ended()
-        self.write()
-
-    def write(self) -> bool:
-        """Write the steps that have ended; returns whether there was anything."""
-        if not self._whole:
-            return False
-        try:
-            with self._alone() as alone:
-                return alone and self._write()
-        except Exception as error:
-            self._columns.clear()
-            self.fail("writing", error)
-            return True
-
     def status(self, **changes: Any) -> None:
-        """Write what changed about this producer."""
-        if self.active:
-            with self._alone() as alone:
-                if alone:
-                    self._write()
-                    self._append(self._status_frame(Kind.STATUS, **changes))
+        """Tell what changed about this producer."""
+        self._changes.append(changes)
+        if _writer.is_idle:
+            _writer.wake()
 
     def fail(self, where: str, error: BaseException) -> None:
         """Stop for good after a hook raised: its events can no longer be trusted.
@@ -155,11 +145,11 @@ class Recorder:
         """
         if self._stopped:
             return
+        self._stopped = True
         reason = f"{type(error).__name__}: {error}"
-        self.dropped += len(self.step)
-        self.step.clear()
+        self._hand_over()
         self.status(failed={where: reason})
-        self._stop()
+        self._take_hooks_away()
         say(f"{self.name}: recording stopped, {where} failed ({reason}); vLLM goes on")
 
     def lose(self, parts: Iterable[str], where: str, error: BaseException) -> None:
@@ -175,31 +165,80 @@ class Recorder:
         tables = "; ".join(PARTS[part] for part in lost)
         say(f"{self.name}: no longer recorded: {tables} ({reason}). The rest is, and vLLM goes on")
 
+    def flush(self) -> None:
+        """Write what was kept, here and now."""
+        self._hand_over()
+        with self._alone() as alone:
+            while alone and (self._whole or self._changes):
+                self._write()
+
+    def write(self) -> bool:
+        """Write steps that have ended; returns whether there is more to write, or was."""
+        if not self._whole and not self._changes:
+            return False
+        with self._alone() as alone:
+            if alone:
+                self._write()
+        if self._problem is not None:
+            self.fail("writing", self._problem)
+        return True
+
     def close(self) -> None:
         """End the journal in good order; if it is just being written, when that is done."""
         if self._file.is_closed:
             return
-        if not self._stopped:
-            self.step_ended()
+        self._hand_over()
+        self._is_ending = True
         with self._alone() as alone:
-            self._is_ending = not alone
-            if not alone:
-                return
-            self._write()
-            if self._lost:
-                self._tell_loss(Kind.END)
-            else:
-                self._append(self._status_frame(Kind.END))
-            self._stop()
-            self._file.close()
+            if alone and not self._file.is_closed:
+                self._is_ending = False
+                self._end()
+        self._take_hooks_away()
         _recorders[:] = [known for known in _recorders if known() not in (None, self)]
 
     def forget(self) -> None:
         """Let go without writing: this process is a fork and the journal is its parent's."""
+        self._stopped = True
         self.step.clear()
         self._whole.clear()
-        self._stop()
+        self._changes.clear()
+        self._take_hooks_away()
         self._file.close()
+
+    def _hand_over(self) -> None:
+        kept = self.step.copy()
+        # In this order: where a signal ends the process in between, no step is told twice.
+        self.step.clear()
+        if self.repeats:
+            told = encode.once, Op.REPEAT, self.repeated_until_ns, (self.repeats,)
+            self.repeats = 0
+            kept.insert(0, told)
+        if self._stopped or self._is_behind:
+            self._missed += len(kept)
+        elif len(self._whole) >= MAX_WAITING:
+            self._fall_behind(len(kept))
+        elif kept:
+            self._whole.append(kept)
+
+    def _fall_behind(self, events: int) -> None:
+        """The disk does not answer: what waits is still written, and nothing from now on."""
+        self._is_behind = True
+        self._missed += events
+        reason = f"{MAX_WAITING:,} steps wait for it"
+        self.status(failed={"journal": reason})
+        self._say_lost(reason)
+
+    def _say_lost(self, reason: str) -> None:
+        say(
+            f"{self.name}: recording stopped, the journal cannot be written "
+            f"({reason}); vLLM goes on"
+        )
+
+    def _take_hooks_away(self) -> None:
+        # Taken one by one: another thread may be at it, too.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._on_stop.pop(0)()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -208,50 +247,66 @@ class Recorder:
         Nor does this thread, in the midst of a write: the garbage collector may run at any time,
         and find a scheduler whose end is that of this recorder.
         """
-        me = threading.get_ident()
-        taken = self._written_by != me and self._writing.acquire(timeout=PATIENCE_SEC)
-        if not taken:
+        lock: Any = self._writing
+        if lock._is_owned() or not lock.acquire(timeout=PATIENCE_SEC):
             yield False
             return
-        self._written_by = me
         try:
             yield True
         finally:
-            self._written_by = 0
-            self._writing.release()
+            lock.release()
         if self._is_ending:
             self.close()
 
-    def _write(self) -> bool:
-        kept = self._whole[:]
-        del self._whole[: len(kept)]
-        if not kept:
-            return False
+    def _write(self) -> None:
+        """Write what was handed over, a frame at most. Never raises."""
         began = time.thread_time_ns()
-        columns = self._columns
-        for event in kept:
-            event[0](columns, event)
-        if columns.ops:
-            self._write_frame(columns)
-            columns.clear()
+        steps = self._whole[:STEPS_IN_FRAME]
+        del self._whole[: len(steps)]
+        changes = self._changes.copy()
+        del self._changes[: len(changes)]
+        if self._lost or self._problem:
+            self._drop(steps)
+        elif steps:
+            try:
+                self._write_steps(steps)
+            except Exception as error:
+                self._problem = error
+                self._drop(steps)
+            self._columns.clear()
+        for change in changes:
+            if not self._lost:
+                self._append(self._status_frame(Kind.STATUS, **change))
         self.writing_ns += time.thread_time_ns() - began
-        return True
 
-    def _write_frame(self, columns: Columns) -> None:
-        events = len(columns.ops)
-        if self._stopped or self._lost:
-            self._drop(events)
-            return
+    def _write_steps(self, steps: list[list[Kept]]) -> None:
+        columns = self._columns
+        for kept in chain.from_iterable(steps):
+            kept[0](columns, kept)
         last = columns.times[-1] if columns.times else self._written_ns
         data = journal.frame(Kind.EVENTS, columns.pack(self._written_ns))
         if last > self._next_status_ns:
             self._next_status_ns = last + STATUS_NS
             data += self._status_frame(Kind.STATUS)
-        if not self._append(data, events):
-            self._drop(events)
+        if self._append(data, len(columns.ops)):
+            self.flushes += 1
+            self._written_ns = last
+        else:
+            self._dropped += len(columns.ops)
             self._tell_loss(Kind.STATUS)
-        self.flushes += 1
-        self._written_ns = last
+
+    def _end(self) -> None:
+        while self._whole or self._changes:
+            self._write()
+        if self._problem is not None and not self._stopped:
+            self.fail("writing", self._problem)
+            self._write()
+        if self._lost:
+            self._tell_loss(Kind.END)
+        else:
+            self._append(self._status_frame(Kind.END))
+        self._stopped = True
+        self._file.close()
 
     def _status_frame(self, kind: Kind, **changes: Any) -> bytes:
         costs = {
@@ -267,27 +322,14 @@ class Recorder:
         try:
             self._file.append(data, events)
         except OSError as error:
-            self._lose_disk(error.strerror or str(error))
+            self._lost = error.strerror or str(error)
+            self._next_retry_ns = time.monotonic_ns() + RETRY_NS
+            self._say_lost(self._lost)
             return False
         return True
 
-    def _lose_disk(self, reason: str) -> None:
-        self._lost = reason
-        self._next_retry_ns = time.monotonic_ns() + RETRY_NS
-        say(
-            f"{self.name}: recording stopped, the journal cannot be written "
-            f"({reason}); vLLM goes on"
-        )
-
-    def _fall_behind(self) -> None:
-        """The disk does not answer."""
-        if not self._lost:
-            self._lose_disk(f"more than {MAX_WAITING:,} events wait for it")
-        self.dropped += len(self._whole)
-        self._whole.clear()
-
-    def _drop(self, events: int) -> None:
-        self.dropped += events
+    def _drop(self, steps: list[list[Kept]]) -> None:
+        self._dropped += sum(map(len, steps))
         now = time.monotonic_ns()
         if self._lost and now > self._next_retry_ns:
             self._next_retry_ns = now + RETRY_NS
@@ -302,16 +344,10 @@ class Recorder:
             with contextlib.suppress(OSError):
                 file.append(self._status_frame(kind, failed=told))
                 return
-            self.dropped += file.make_room()
+            self._dropped += file.make_room()
         # A reader sees that a frame was replaced by the file having become shorter.
         spare = SHRINKS_BYTES if kind is Kind.STATUS else 0
         file.put_last(self._status_frame(kind, failed=told, spare=" " * spare))
-
-    def _stop(self) -> None:
-        self._stopped = True
-        undo, self._on_stop = self._on_stop, []
-        for step in undo:
-            step()
 
 
 def _living() -> list[Recorder]:

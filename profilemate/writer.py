@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 
 PAUSE_SEC = 0.1
 """Between two writes, where nobody asked for less."""
@@ -35,7 +36,8 @@ class Writer:
         # A fork has none of its parent's threads.
         self.is_idle = True
         self.pause_sec = PAUSE_SEC
-        self._bell = threading.Event()
+        # One that may be rung by what the garbage collector runs while it is.
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -45,18 +47,21 @@ class Writer:
             self._write()
             return
         self.is_idle = False
-        self._bell.set()
+        self._bell.put(None)
 
     def _start(self) -> bool:
-        with self._starting:
+        if not self._starting.acquire(blocking=False):
+            return False
+        try:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="profilemate", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    # The limit of threads is reached, or the interpreter is about to end.
-                    return False
+                thread.start()
                 self._thread = thread
+        except RuntimeError:
+            # The limit of threads is reached, or the interpreter is about to end.
+            return False
+        finally:
+            self._starting.release()
         return True
 
     def _run(self) -> None:
@@ -64,8 +69,7 @@ class Writer:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             while True:
-                self._bell.wait()
-                self._bell.clear()
+                self._bell.get()
                 self._write_until_idle()
         finally:
             # Whatever ended it, the next step begins another.
@@ -73,10 +77,11 @@ class Writer:
             self.is_idle = True
 
     def _write_until_idle(self) -> None:
-        while not self.is_idle:
+        while True:
             time.sleep(self.pause_sec)
             if not self._write():
                 self.is_idle = True
-                # What came between the two was told by no bell.
-                if self._write():
-                    self.is_idle = False
+                # What came between the two rang no bell.
+                if not self._write():
+                    return
+                self.is_idle = False

@@ -156,7 +156,7 @@ def _watch_cache_full_blocks(
     original, this = required_method(pool, "cache_full_blocks"), reference(pool)
     names = list(inspect.signature(original).parameters)[1:]
     now, index, keep = time.monotonic_ns, requests.index, part.keep
-    told, layout, op = requests.told, encode.cached, Op.CACHE
+    layout, op = encode.cached, Op.CACHE
 
     def by_table(
         request: Any,
@@ -171,9 +171,8 @@ def _watch_cache_full_blocks(
         )
         try:
             if num_cached_blocks < num_full_blocks:
-                hashes = request.block_hashes
-                name, first, last = request.request_id, num_cached_blocks, num_full_blocks
-                keep((layout, op, told, now(), name, hashes, first, last))
+                told, hashes = index[request.request_id], request.block_hashes
+                keep((layout, op, now(), told, hashes, num_cached_blocks, num_full_blocks))
         except Exception as error:
             part.fail("cache_full_blocks", error)
         return result

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import orjson
+
 from profilemate import encode
 from profilemate.events import Op
 from profilemate.hooks.graph_sources import Batch, batch_of, batch_of_execution
@@ -62,7 +64,7 @@ class Executions:
                 told = 0, tokens, entry.number, entry.graphs, entry.launch_ns, 0, 0
                 self._keep((encode.once, Op.EXECUTION, ended, told))
                 entry.graphs = entry.launch_ns = 0
-                self._recorder.hand_over()
+                self._recorder.step_ended()
                 return
         self._tell(ended, scheduler_output)
 
@@ -83,7 +85,7 @@ class Executions:
         if batch is None and self._timer is not None:
             # Nothing ran, and the next call may be far away.
             self._timer.give_up()
-        self._recorder.hand_over()
+        self._recorder.step_ended()
 
     def _without_model_graph(self, tokens: int, dummy: bool) -> tuple[Entry | None, int | None]:
         """What an execution replayed, and its batch's number, where no graph is known as its own.
@@ -109,7 +111,8 @@ class Executions:
         number = self._numbers.get(batch)
         if number is None:
             number = self._numbers[batch] = len(self._numbers) + 1
-            self._keep((encode.described, Op.BATCH, _now(), number, list(batch)))
+            told = orjson.dumps(list(batch))
+            self._keep((encode.blob, Op.BATCH, _now(), number, told))
         return number
 
 

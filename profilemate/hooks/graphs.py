@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import orjson
+
 from profilemate import encode
 from profilemate.events import Op
 from profilemate.hooks import graph_sources
@@ -103,7 +105,7 @@ class Graphs:
         self.recorder.keep((encode.between, Op.CAPTURE, began, ended, told))
         if self._last is not None and self._last[1].part == "model":
             self.captured = self._last[1].batch
-        self.recorder.hand_over()
+        self.recorder.step_ended()
 
     def tell_recent(self) -> None:
         """Tell the replays that are no part of an execution."""
@@ -167,7 +169,7 @@ class Graphs:
         self._last = entry, capture, self.profiling
         kind = "profiling" if self.profiling else "capture"
         told = [*(capture.batch or _NO_BATCH), capture.source, kind, capture.part]
-        self.recorder.keep((encode.described, Op.GRAPH, _now(), entry.number, told))
+        self.recorder.keep((encode.blob, Op.GRAPH, _now(), entry.number, orjson.dumps(told)))
         return entry
 
 
@@ -334,7 +336,7 @@ def _tell_each_replay(graphs: Graphs) -> None:
         result = ours(graph)
         for watching in _watching:
             watching.tell_recent()
-            watching.recorder.hand_over()
+            watching.recorder.step_ended()
         return result
 
     _hooked["replay"] = _put(graphs.graph_class, "replay", replay, original)

@@ -60,9 +60,10 @@ class Part:
             self.fail("attaching", error)
 
     def _take_away(self) -> None:
-        undo, self._undo = self._undo, []
-        for step in undo:
-            step()
+        # Taken one by one: another thread may be at it, too.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._undo.pop(0)()
 
 
 class EngineParts:

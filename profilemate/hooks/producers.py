@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from profilemate import config, hooks, session
-from profilemate.recorder import Recorder
+from profilemate.recorder import STEP_PAUSE_SEC, Recorder
 
 
 def open_journal(
@@ -15,8 +15,7 @@ def open_journal(
     producer: str,
     rank: int,
     described: dict[str, Any],
-    *,
-    by_steps: bool = True,
+    pause_sec: float = STEP_PAUSE_SEC,
 ) -> tuple[session.Place, Recorder] | None:
     """Where this producer writes, and what it records into; None where the disk has no room.
 
@@ -25,7 +24,7 @@ def open_journal(
         producer: ``engine`` or ``worker``.
         rank: among those of its kind.
         described: what the journal's header says of it besides.
-        by_steps: its events belong together up to the end of each step.
+        pause_sec: how long its events may wait to be written together.
 
     Raises:
         SessionError: the session's folder cannot be used.
@@ -41,7 +40,7 @@ def open_journal(
         "hooks": [status._asdict() for status in hooks.status()],
         **described,
     }
-    recorder = Recorder(place.fd, header, f"{producer} {rank}", by_steps=by_steps)
+    recorder = Recorder(place.fd, header, f"{producer} {rank}", pause_sec)
     if recorder.active:
         return place, recorder
     recorder.close()

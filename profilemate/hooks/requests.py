@@ -23,7 +23,6 @@ class Requests:
     block table does not tell its contents, so they are told when it ends. ``told_by_content``:
     prefixes that end at a multiple of this many tokens are told by the contents of blocks and
     need no id of their own; 0: none are. ``running`` is the status of a request that runs.
-    ``told`` maps as ``index`` does, as far as events have been put into columns.
     ``looked_up`` are the numbers of those that were looked up in this step. ``forgotten_by_steps``:
     the hooks of a request's end are lost, so the steps' outputs say who has ended.
     """
@@ -38,7 +37,6 @@ class Requests:
         told_by_content: int,
     ) -> None:
         self.index: dict[str, int] = {}
-        self.told: dict[str, int] = {}
         self._keep = recorder.keep
         self._key = key
         self._hashes_of = hashes_of
@@ -64,8 +62,7 @@ class Requests:
                 blob += _prefix_ids(request, self._key, self._told_by_content)
             finally:
                 # What refers to the number needs it, even where this raises.
-                told = request.request_id, now, number, blob
-                self._keep((encode.arrived, Op.REQUEST, self.told, *told))
+                self._keep((encode.blob, Op.REQUEST, now, number, blob))
         return number
 
     def finish(self, request: Any, now: int) -> None:
@@ -84,12 +81,7 @@ class Requests:
             len(hashes),
             reason,
         )
-        self._tell_end(request.request_id, now, told, hashes)
-
-    def _tell_end(
-        self, request_id: str, now: int, told: tuple[int, ...], hashes: Sequence[bytes]
-    ) -> None:
-        self._keep((encode.finished, Op.FINISH, self.told, request_id, now, told, hashes))
+        self._keep((encode.finished, Op.FINISH, now, told, hashes))
 
     def tell_hashes(self) -> None:
         """A request's block table no longer tells its contents."""
@@ -106,7 +98,8 @@ class Requests:
         """
         number = self.index.pop(request_id, None)
         if number is not None and not is_told:
-            self._tell_end(request_id, now, (number, 0, 0, 0, 0, _OTHER), ())
+            told = number, 0, 0, 0, 0, _OTHER
+            self._keep((encode.finished, Op.FINISH, now, told, ()))
 
     def leaving(self, request: Any, now: int) -> int:
         """The number of a request that gives up its blocks; one that has ended is forgotten."""

@@ -155,7 +155,10 @@ class Steps:
                     prefill_tokens += self._admit(request_id, computed, blocks[at], scheduled)
             others = [at for at, request_id in enumerate(ids) if request_id not in resumed]
             ids, blocks = [ids[at] for at in others], [blocks[at] for at in others]
-        self._keep((encode.assigned, Op.ASSIGN, self._requests.told, ids, blocks))
+        handed_out = list(filter(None, blocks))
+        if handed_out:
+            numbers = list(map(self._requests.index.__getitem__, compress(ids, blocks)))
+            self._keep((encode.assigned, Op.ASSIGN, numbers, handed_out))
         return prefill_tokens
 
     def _admit(self, request_id: str, computed: int, groups: Any, scheduled: dict[str, int]) -> int:

@@ -18,7 +18,7 @@ from profilemate.hooks.gpu_timer import GpuTimer
 from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.hooks.producers import open_journal
 from profilemate.messages import give_up, say
-from profilemate.recorder import Recorder
+from profilemate.recorder import WORKER_PAUSE_SEC, Recorder
 
 
 def attach(module: Any) -> None:
@@ -75,7 +75,7 @@ def _watch(worker: Any, settings: config.Config) -> None:
         "gpu_timing": settings.gpu_timing,
         **described,
     }
-    opened = open_journal(settings, "worker", described["rank"], header, by_steps=False)
+    opened = open_journal(settings, "worker", described["rank"], header, WORKER_PAUSE_SEC)
     if opened is None:
         return
     place, recorder = opened

@@ -17,7 +17,7 @@ from profilemate.events import Op
 from profilemate.hooks import executions, graphs
 from profilemate.hooks.gpu_timer import GpuTimer
 from profilemate.journal import JournalReader, Kind
-from profilemate.recorder import Recorder
+from profilemate.recorder import WORKER_PAUSE_SEC, Recorder
 
 
 class Recording:
@@ -26,7 +26,9 @@ class Recording:
     def __init__(self, journal: Path, *, timed: bool) -> None:
         self.journal = journal
         fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        self.recorder = Recorder(fd, {"producer": "worker", "rank": 0}, "worker 0", by_steps=False)
+        self.recorder = Recorder(
+            fd, {"producer": "worker", "rank": 0}, "worker 0", WORKER_PAUSE_SEC
+        )
         self.graphs = graphs.Graphs(self.recorder, GpuTimer(torch.cuda) if timed else None)
         graphs.watch(self.graphs, torch.cuda.CUDAGraph)
 

@@ -103,7 +103,7 @@ class WorkerJournal(Journal):
         self.keep((encode.once, Op.REPLAY, self.at(at), told))
 
     def _blob(self, op: Op, at: int, number: int, told: list[Any]) -> None:
-        self.keep((encode.described, op, self.at(at), number, told))
+        self.keep((encode.blob, op, self.at(at), number, json.dumps(told).encode()))
 
 
 class EngineJournal(Journal):

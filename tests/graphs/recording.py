@@ -69,9 +69,7 @@ class Recording:
     def __init__(self, journal: Path, graph_class: Any, cuda: Any = None) -> None:
         self.journal = journal
         fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.recorder = Recorder(
-            fd, {"producer": "worker", "rank": 0}, journal.stem, by_steps=False
-        )
+        self.recorder = Recorder(fd, {"producer": "worker", "rank": 0}, journal.stem)
         self.graphs = graphs.Graphs(self.recorder, GpuTimer(cuda) if cuda is not None else None)
         graphs.watch(self.graphs, graph_class)
 

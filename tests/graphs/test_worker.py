@@ -15,7 +15,7 @@ from profilemate.journal import JournalReader
 from tests.graphs.executor import GIB, UUID, make, start
 from tests.graphs.recording import Execution, Told, read
 from tests.graphs.steps import Output, decode
-from tests.kv.recording import only_session
+from tests.kv.recording import only_session, wait_until_written
 
 
 def journal(sessions: Path, rank: int = 0) -> Path:
@@ -172,6 +172,7 @@ def test_a_worker_that_is_not_known_is_told_and_runs(
     assert said.count("no longer recorded: cuda_graph_timeline.csv (attaching: Attribute") == 1
     assert odd.model_runner.run() == 7
     assert hasattr(cuda.graph_class.replay, "__wrapped__")
+    wait_until_written()
     assert set(read(journal(sessions)).status["lost"]) == {"executions"}
 
 

@@ -411,7 +411,7 @@ def test_memory_of_a_recorder_that_lost_its_disk_stays_small() -> None:
         lost = Recorder(fd, {"producer": "engine"}, "engine 0")
         for _ in range(100):
             for number in range(50):
-                lost.keep((encode.described, Op.GRAPH, number, number, "x" * 1_000))
+                lost.keep((encode.blob, Op.GRAPH, number, number, b"x" * 1_000))
             lost.flush()
             assert not lost.step
             assert not lost.waiting

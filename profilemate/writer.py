@@ -17,14 +17,19 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 PAUSE_SEC = 0.1
-"""Between two writes, where nobody asked for less."""
+"""Between two writes, where nobody asked for less, or the engine has no time to spare."""
+
+LATE_SEC = 0.003
+"""A pause that became longer by this: vLLM did not let go of the GIL meanwhile, and had to be made
+to, which happens after 5 ms."""
 
 
 class Writer:
     """Calls ``write`` as long as it returns that there was something to write.
 
     ``is_idle``: nothing will be written until ``wake`` is called. ``pause_sec``: how long what
-    there is to write waits, to be written together.
+    there is to write waits, to be written together; longer where vLLM never waits for anything, so
+    that each write would hold it up.
     """
 
     def __init__(self, write: Callable[[], bool]) -> None:
@@ -77,8 +82,12 @@ class Writer:
             self.is_idle = True
 
     def _write_until_idle(self) -> None:
+        pause = self.pause_sec
         while True:
-            time.sleep(self.pause_sec)
+            due = time.monotonic() + pause
+            time.sleep(pause)
+            is_late = time.monotonic() - due > LATE_SEC
+            pause = min(2 * pause, PAUSE_SEC) if is_late else self.pause_sec
             if not self._write():
                 self.is_idle = True
                 # What came between the two rang no bell.

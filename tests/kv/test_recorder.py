@@ -20,6 +20,7 @@ from profilemate.events import Op
 from profilemate.hooks import block_pool, facts, steps
 from profilemate.hooks.requests import Requests
 from profilemate.recorder import Recorder
+from profilemate.writer import Writer
 from tests.kv.children import Child, Tell, said
 from tests.kv.recording import (
     Clock,
@@ -308,6 +309,36 @@ def test_blocks_told_one_by_one(
     """The tables are the same whether block tables tell the blocks or they are listed."""
     monkeypatch.setattr(facts, "is_tabled", lambda scheduler, pools: False)
     record(model, tmp_path)
+    assert make_tables(only_session(tmp_path), tmp_path / "tables").bytes_of() == whole
+
+
+def test_model_runner_in_the_same_process(
+    model: Path, tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's goes on filling the block lists of the requests that it was given. So does this one,
+    of all steps before the first is written."""
+    monkeypatch.setattr(facts, "is_tabled", lambda scheduler, pools: False)
+    held: dict[str, Any] = {}
+
+    def fill(output: Any) -> None:
+        for data in output.scheduled_new_reqs:
+            held[data.req_id] = data.block_ids
+        cached = output.scheduled_cached_reqs
+        for request_id, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if request_id in cached.resumed_req_ids:
+                held[request_id] = groups
+            elif groups:
+                for lists, more in zip(held[request_id], groups, strict=True):
+                    lists.extend(more)
+
+    clock = Clock()
+    with hooks_only(tmp_path, clock, name=found(tmp_path, clock)):
+        # Its thread is left behind, asleep.
+        sleeper = Writer(recorder._write_all)
+        monkeypatch.setattr(recorder, "_writer", sleeper)
+        scheduler = build_scheduler(model, BLOCKS)
+        sleeper.pause_sec = 3_600
+        transcript(scheduler, arrivals(), lambda: clock.tick(20_000), fill)
     assert make_tables(only_session(tmp_path), tmp_path / "tables").bytes_of() == whole
 
 

@@ -21,17 +21,25 @@ def arrivals(count: int = 40) -> list[Arrival]:
 
 
 def transcript(
-    scheduler: Any, workload: list[Arrival], after_step: Callable[[], object] = lambda: None
+    scheduler: Any,
+    workload: list[Arrival],
+    after_step: Callable[[], object] = lambda: None,
+    run_model: Callable[[Any], None] = lambda output: None,
 ) -> list[Any]:
-    """Each step's schedule and results, in plain values."""
+    """Each step's schedule and results, in plain values.
+
+    ``run_model`` is given each step's output once it has been told.
+    """
     waiting = workload[::-1]
     steps: list[Any] = []
     while waiting or scheduler.has_unfinished_requests():
         while waiting and waiting[-1][0] <= len(steps):
             scheduler.add_request(waiting.pop()[1])
         output = scheduler.schedule()
+        step = _scheduled(output)
+        run_model(output)
         results = scheduler.update_from_output(output, answer(scheduler, output))
-        steps.append([_scheduled(output), _results(results)])
+        steps.append([step, _results(results)])
         after_step()
     return steps
 

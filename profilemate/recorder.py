@@ -41,8 +41,8 @@ SHRINKS_BYTES = 64
 STATUS_NS = 5_000_000_000
 """How often the journal is told what recording has cost so far."""
 
-MAX_WAITING = 20_000
-"""Steps that may wait for a disk that does not answer: some minutes, and 100 MB."""
+MAX_WAITING = 500_000
+"""Events that may wait for a disk that does not answer: some minutes, and 100 MB."""
 
 STEPS_IN_FRAME = 1_000
 """At most, so that no single call holds the GIL for long."""
@@ -89,6 +89,7 @@ class Recorder:
         self._stopped = False
         self._is_behind = False
         self._missed = 0
+        self._handed_over = 0
         # From there to the thread that writes, each taken and put by one call:
         self._whole: list[list[Kept]] = []
         self._changes: list[dict[str, Any]] = []
@@ -97,6 +98,7 @@ class Recorder:
         self._is_ending = False
         self._columns = Columns()
         self._file = JournalWriter(fd)
+        self._taken = 0
         self._dropped = 0
         self._lost = ""
         self._problem: Exception | None = None
@@ -178,7 +180,9 @@ class Recorder:
             return False
         with self._alone() as alone:
             if alone:
-                self._write()
+                # What comes meanwhile is for the next time.
+                for _ in range(0, len(self._whole) + 1, STEPS_IN_FRAME):
+                    self._write()
         if self._problem is not None:
             self.fail("writing", self._problem)
         return True
@@ -215,16 +219,17 @@ class Recorder:
             kept.insert(0, told)
         if self._stopped or self._is_behind:
             self._missed += len(kept)
-        elif len(self._whole) >= MAX_WAITING:
+        elif self._handed_over - self._taken > MAX_WAITING:
             self._fall_behind(len(kept))
         elif kept:
+            self._handed_over += len(kept)
             self._whole.append(kept)
 
     def _fall_behind(self, events: int) -> None:
         """The disk does not answer: what waits is still written, and nothing from now on."""
         self._is_behind = True
         self._missed += events
-        reason = f"{MAX_WAITING:,} steps wait for it"
+        reason = f"{MAX_WAITING:,} events wait for it"
         self.status(failed={"journal": reason})
         self._say_lost(reason)
 
@@ -263,6 +268,7 @@ class Recorder:
         began = time.thread_time_ns()
         steps = self._whole[:STEPS_IN_FRAME]
         del self._whole[: len(steps)]
+        self._taken += sum(map(len, steps))
         changes = self._changes.copy()
         del self._changes[: len(changes)]
         if self._lost or self._problem:

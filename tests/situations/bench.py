@@ -98,7 +98,9 @@ class Engine:
         self.scheduler.finish_requests(list(request_ids), RequestStatus.FINISHED_ABORTED)
 
     def tables_if_killed(self, scratch: Path) -> Tables:
-        """What would be in the tables if the process were killed now: it goes on, though."""
+        """What would be in the tables if the process were killed now, having waited for its model:
+        it goes on, though."""
+        recording.wait_until_written()
         return Tables(recording.make_tables(self.folder, scratch).folder)
 
     def end(self) -> Tables:

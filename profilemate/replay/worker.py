@@ -92,7 +92,10 @@ def work(connection: Connection, task: Task, folder: Path) -> None:
 
 def _be_quiet(folder: Path) -> None:
     # What vLLM would keep of a model for later is not true of the user's.
-    os.environ.update(ENVIRONMENT, VLLM_CACHE_ROOT=str(folder / "cache"))
+    caches = {
+        name: str(folder / "cache") for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")
+    }
+    os.environ.update(ENVIRONMENT | caches)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)

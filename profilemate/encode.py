@@ -8,7 +8,6 @@ there at all. The rest is done here, by the thread that writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -16,8 +15,6 @@ from profilemate.events import Columns
 
 Kept = tuple[Any, ...]
 """``(layout, op, *values)``: ``layout(columns, kept)`` appends the event to the columns."""
-
-Layout = Callable[[Columns, Kept], None]
 
 
 def once(columns: Columns, kept: Kept) -> None:

@@ -135,7 +135,9 @@ class Recorder:
             _writer.wake()
 
     def status(self, **changes: Any) -> None:
-        """Tell what changed about this producer."""
+        """Tell what changed about this producer, as long as its journal has not ended."""
+        if self._file.is_closed:
+            return
         self._changes.append(changes)
         if _writer.is_idle:
             _writer.wake()

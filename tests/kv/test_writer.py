@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from profilemate import encode, recorder
+from profilemate import encode, recorder, writer
 from profilemate.collector.decode import Shape, episodes
 from profilemate.events import Op
 from profilemate.journal import JournalReader, Kind
@@ -115,6 +116,26 @@ def test_many_steps_while_it_writes(journal: JournalAt) -> None:
             wait_until_written()
     wait_until_written()
     assert told(path)[0] == list(range(50_000))
+
+
+def test_it_holds_back_where_vllm_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause that became longer, since the GIL was not free, is followed by longer ones."""
+    late = iter([0.0, 0.006, 0.006, 0.006, 0.006, 0.006, 0.0, 0.0])
+    now, pauses = 0.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds + next(late)
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now)
+    monkeypatch.setattr(writer, "time", clock)
+    written = iter([True] * 7 + [False, False])
+    waiting = Writer(lambda: next(written))
+    waiting.pause_sec = 0.01
+    waiting._write_until_idle()
+    assert pauses == [0.01, 0.01, 0.02, 0.04, 0.08, 0.1, 0.1, 0.01]
+    assert waiting.is_idle
 
 
 def test_it_takes_no_signal(journal: JournalAt) -> None:

@@ -16,8 +16,16 @@ def in_runs(rows: pl.DataFrame, columns: Sequence[str], **sums: pl.Expr) -> pl.D
     """These columns of every run of rows that are alike in them, and sums over it."""
     changes = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in columns)
     return (
-        rows.with_columns(run=changes.cum_sum().set_sorted())
+        rows.lazy()
+        .with_columns(run=changes.cum_sum().set_sorted())
         .group_by("run")
         .agg(pl.col(columns).first(), **sums)
+        .with_columns(own_text())
         .drop("run")
+        .collect()
     )
+
+
+def own_text() -> pl.Expr:
+    """The columns of text, copied: a few rows of many would keep the text of all in memory."""
+    return pl.col(pl.String) + ""

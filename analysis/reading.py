@@ -11,6 +11,7 @@ import csv
 import io
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,15 +74,32 @@ def frames(
     """
     if part.begin == part.end:
         return
-    schema = csv_schema(table, part)
-    for lines in _chunks(path, part):
-        if table.is_csv:
-            rows = pl.scan_csv(io.BytesIO(lines), has_header=False, schema=schema)
-            yield rows.select(columns).collect()
-        elif lines.strip():
-            wanted = {column: table.columns[column] for column in columns}
-            frame = pl.read_ndjson(io.BytesIO(lines), schema=wanted)
-            yield frame.with_columns(_as_in_csv(name) for name in columns if name in _CLIENT_TEXT)
+    with open(path, "rb") as file:
+        for begin, end in _pieces(file, part):
+            file.seek(begin)
+            frame = _frame(file.read(end - begin), table, part, columns)
+            if frame is not None:
+                yield frame
+
+
+def ahead(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The same frames, each read by a thread while the one before it is worked on."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, frames, None)
+        while (frame := coming.result()) is not None:
+            coming = reader.submit(next, frames, None)
+            yield frame
+
+
+def _frame(lines: bytes, table: Table, part: Extent, columns: Sequence[str]) -> pl.DataFrame | None:
+    """These columns of some lines; nothing where they are empty."""
+    if not lines or lines.isspace():
+        return None
+    if table.is_csv:
+        rows = pl.scan_csv(lines, has_header=False, schema=csv_schema(table, part))
+        return rows.select(columns).collect()
+    frame = pl.read_ndjson(lines, schema={column: table.columns[column] for column in columns})
+    return frame.with_columns(_as_in_csv(name) for name in columns if name in _CLIENT_TEXT)
 
 
 def _as_in_csv(column: str) -> pl.Expr:
@@ -119,15 +137,15 @@ def _last_line_end(file: io.BufferedReader) -> int:
     return position
 
 
-def _chunks(path: Path, part: Extent) -> Iterator[bytes]:
-    """The rows in pieces of whole lines; the part ends with a line, or with the file."""
-    with open(path, "rb") as file:
-        file.seek(part.begin)
-        while (left := part.end - file.tell()) > 0:
-            lines = file.read(min(left, _CHUNK))
-            if not lines:
-                return
-            yield lines + file.readline() if len(lines) < left else lines
+def _pieces(file: io.BufferedReader, part: Extent) -> Iterator[tuple[int, int]]:
+    """Where pieces of whole lines begin and end; the part ends with a line, or with the file."""
+    begin = part.begin
+    while begin < part.end:
+        file.seek(begin + _CHUNK)
+        file.readline()
+        end = min(file.tell(), part.end)
+        yield begin, end
+        begin = end
 
 
 def _width(header: bytes, path: Path, table: Table) -> int:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from analysis import usage
+from analysis.alike import own_text
 from analysis.facts import FULL_ATTENTION, Facts
 from analysis.prompts import Prompts
 from analysis.session import Session
@@ -130,6 +131,7 @@ class Held:
                 decoding=after.filter(ended).sum(),
                 running=before.filter(~ended).sum(),
             )
+            .with_columns(own_text())
             .collect()
         )
         if len(self.parts) == 64:

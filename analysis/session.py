@@ -24,7 +24,7 @@ from analysis.errors import SessionError
 from analysis.faults import first_fault, no_number
 from analysis.find import JOURNAL, METADATA, find_session
 from analysis.metadata import part, text
-from analysis.reading import Extent, csv_schema, extent, frames, last_line
+from analysis.reading import Extent, ahead, csv_schema, extent, frames, last_line
 from analysis.tables import FORMAT_VERSION, LONGEST_SEC, TABLES, Table
 
 _ROWS = 100_000
@@ -136,7 +136,7 @@ class Session:
             every = history or not self.begin_sec
             wanted = columns if every else list(dict.fromkeys([*columns, known.time]))
             in_order = _InOrder(known, wanted if self._tells_order(known) else ())
-            for frame in self._frames(known, wanted):
+            for frame in ahead(self._frames(known, wanted)):
                 if _is_damaged(known, frame) or not in_order.goes_on(frame):
                     raise self._malformed(known, _DAMAGED)
                 yield frame if every else frame.filter(self._in_window(known)).select(columns)

@@ -143,12 +143,16 @@ def _evictors(
 ) -> pl.DataFrame:
     """One row for each evictor, the costliest first."""
     late = (pl.col("timestamp_sec") - pl.col("evicted_sec")).sort()
-    evictors = missed.group_by(_NAME).agg(
-        pl.col("block_size").sum().alias("recomputed_tokens"),
-        requests=pl.col("lookup").n_unique(),
-        after_p50_sec=late.quantile(0.5, interpolation="linear"),
-        regretted_blocks=pl.col("eviction").n_unique(),
-        block_size=pl.col("block_size").max(),
+    evictors = (
+        missed.group_by(_NAME)
+        .agg(
+            pl.col("block_size").sum().alias("recomputed_tokens"),
+            requests=pl.col("lookup").n_unique(),
+            after_p50_sec=late.quantile(0.5, interpolation="linear"),
+            regretted_blocks=pl.col("eviction").n_unique(),
+            block_size=pl.col("block_size").max(),
+        )
+        .cast({"evicting_request": pl.String})
     )
     # A client that uses a request id again: its requests are told as one, by the last of them.
     known = (
@@ -171,7 +175,8 @@ def _evictors(
 
 def _sweepers(missed: pl.DataFrame, uses: pl.DataFrame, evictors: pl.DataFrame) -> Sweepers:
     sweepers = evictors.filter(pl.col("one_off").fill_null(value=False))
-    swept = missed.join(sweepers.select(_NAME), on=_NAME, how="semi")
+    names = sweepers.select(_NAME).cast({"evicting_request": pl.Categorical})
+    swept = missed.join(names, on=_NAME, how="semi")
     lost = swept.unique("eviction").sort("evicted_sec")
     used = uses.select("begin_sec", piece="key", before=pl.col("begin_sec").cum_count().over("key"))
     proven = lost.join_asof(

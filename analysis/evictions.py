@@ -273,11 +273,18 @@ _NO_SECONDS = pl.DataFrame(schema={"second": pl.Int64, "blocks": pl.Int64})
 def missed_for_capacity(classified: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
     """The blocks that were missed because their content had been evicted.
 
-    Columns: those of ``analysis.misses.classify``, and of the lookup its ``request_id``,
-    ``engine`` and ``block_size``.
+    Columns: of those of ``analysis.misses.classify`` what tells the block and its eviction, and of
+    the lookup its ``engine`` and ``block_size``.
     """
-    return classified.filter(pl.col("reason") == "capacity").join(
-        asked.select("lookup", "request_id", "engine", "block_size"), on="lookup"
+    return (
+        classified.lazy()
+        .filter(pl.col("reason") == "capacity")
+        .select(
+            *("lookup", "timestamp_sec", "index", "key", "piece"),
+            *("evicted_sec", "eviction", "evicting_request"),
+        )
+        .join(asked.lazy().select("lookup", "engine", "block_size"), on="lookup")
+        .collect()
     )
 
 

@@ -83,7 +83,7 @@ class Evicted:
                 "eviction",
                 key=KEY,
                 evicted_sec="timestamp_sec",
-                evicting_request="evicting_request",
+                evicting_request=pl.col("evicting_request").cast(pl.Categorical),
                 group=pl.col("group").fill_null(0).cast(pl.Int32),
             )
             .collect()
@@ -96,7 +96,7 @@ class Evicted:
                 "eviction": pl.UInt32,
                 "key": pl.Int64,
                 "evicted_sec": pl.Float64,
-                "evicting_request": pl.String,
+                "evicting_request": pl.Categorical,
                 "group": pl.Int32,
             }
         )

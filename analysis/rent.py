@@ -125,12 +125,14 @@ class Held:
                 by=_NAME,
                 check_sortedness=False,
             )
-            .group_by(_NAME)
-            .agg(
-                waiting=before.filter(ended).sum(),
-                decoding=after.filter(ended).sum(),
-                running=before.filter(~ended).sum(),
+            .select(
+                *_NAME,
+                waiting=pl.when(ended).then(before),
+                decoding=pl.when(ended).then(after),
+                running=pl.when(~ended).then(before),
             )
+            .group_by(_NAME)
+            .agg(pl.col(_PHASES[:3]).sum())
             .with_columns(own_text())
             .collect()
         )

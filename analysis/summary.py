@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -129,9 +130,16 @@ def summarize(session: Session) -> Summary:
         SessionError: a table cannot be read, or a line of it is malformed.
 
     """
+    # What needs no table goes beside reading the next one: Polars lets go of the GIL.
+    with ThreadPoolExecutor(1) as beside:
+        return _summarize(session, beside)
+
+
+def _summarize(session: Session, beside: Executor) -> Summary:
     known = facts.read(session)
     used = usage.measure(session)
-    known_prompts, prefix_families = _read_requests(session, known)
+    known_prompts, begun = _read_requests(session)
+    prefix_families = beside.submit(begun.result, session, known)
     stepped = _stepped(session, known, used)
     known_runs = runs.named(session, known_prompts)
     preempted = preemptions.victims(known_runs, known_prompts, session.begin_sec)
@@ -140,7 +148,13 @@ def summarize(session: Session) -> Summary:
     missed = misses.missed(known_prompts, in_common)
     # They have a row for every block of every request, and go before more comes.
     known_prompts = known_prompts.without_contents()
+    used_again = uses.shared(known_prompts, in_common)
+    returned = uses.returns(used_again)
     lost, lived = _read_evictions(session, misses.Evicted(misses.wanted(missed)), watched)
+    moved = allocations.Counted()
+    held = rent.Held(known_runs, session.begin_sec, session.end_sec)
+    handed_out = miss_reasons.HandedOut()
+    reading = beside.submit(_read_allocations, session, moved, (held, handed_out, stepped.holders))
     missed = misses.classify(
         missed,
         known_prompts,
@@ -149,19 +163,19 @@ def summarize(session: Session) -> Summary:
         group=known.full_attention_group,
         drops_hit_block=bool(known.scheduler.drops_hit_unit),
     )
-    moved = allocations.Counted()
-    held = rent.Held(known_runs, session.begin_sec, session.end_sec)
-    handed_out = miss_reasons.HandedOut()
-    _read_allocations(session, moved, (held, handed_out, stepped.holders))
-    used_again = uses.shared(known_prompts, in_common)
+    # Likewise a row for every block that was lost.
+    del lost
+    for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
+    evicted = watched.counted.result(session, known, for_capacity)
+    blamed = blame.measure(
+        for_capacity, known_prompts, used_again, returned, watched.counted.by_evictor()
+    )
+    del for_capacity
+    shared = sharing.measure(session, known_prompts, used_again, used)
+    reading.result()
     contents = sharing.distinct(known_prompts, used_again)
     useful = miss_reasons.useful(known, used, known_prompts, contents)
-    reasons = miss_reasons.measure(known_prompts, missed, handed_out.result(), useful)
-    for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
-    # Likewise a row for every block that was missed or lost, or every step.
-    del missed, lost, handed_out
     graphs = _graphs(session, known, stepped.decodes)
-    returned = uses.returns(used_again)
     found = Summary(
         session=_about(session),
         warnings=facts.warnings(session),
@@ -169,19 +183,17 @@ def summarize(session: Session) -> Summary:
         usage=used,
         allocations=moved.result(),
         lifetimes=lived,
-        evictions=watched.counted.result(session, known, for_capacity),
+        evictions=evicted,
         groups=groups.measure(session, known),
         ages=ages.measure(used_again, lived),
-        blame=blame.measure(
-            for_capacity, known_prompts, used_again, returned, watched.counted.by_evictor()
-        ),
-        sharing=sharing.measure(session, known_prompts, used_again, used),
+        blame=blamed,
+        sharing=shared,
         rent=rent.measure(
             session, known, known_prompts, used_again, returned, held, watched.counted.kept()
         ),
         prefix_cache=prefix_cache.measure(session),
-        misses=reasons,
-        families=prefix_families,
+        misses=miss_reasons.measure(known_prompts, missed, handed_out.result(), useful),
+        families=prefix_families.result(),
         requests=requests.measure(session),
         preemptions=preemptions.measure(session, known, preempted, watched.taken),
         admission=admission.measure(session, known, used),
@@ -253,7 +265,7 @@ def _graphs(session: Session, known: Facts, decodes: DecodeSteps) -> _Graphs:
     )
 
 
-def _read_requests(session: Session, known: Facts) -> tuple[Prompts, Families]:
+def _read_requests(session: Session) -> tuple[Prompts, families.Collected]:
     """Go through requests.jsonl once; what was asked for in the warm-up explains what was found
     after it."""
     prompted, begun = prompts.Collected(), families.Collected()
@@ -261,7 +273,7 @@ def _read_requests(session: Session, known: Facts) -> tuple[Prompts, Families]:
     for batch in session.batches(prompts.TABLE, list(columns), history=True):
         prompted.add(batch)
         begun.add(batch.filter(pl.col("timestamp") >= 1e3 * session.begin_sec))
-    return prompted.result(session), begun.result(session, known)
+    return prompted.result(session), begun
 
 
 def _read_allocations(

@@ -175,6 +175,9 @@ def _summarize(session: Session, beside: Executor) -> Summary:
     reading.result()
     contents = sharing.distinct(known_prompts, used_again)
     useful = miss_reasons.useful(known, used, known_prompts, contents)
+    explained = beside.submit(
+        miss_reasons.measure, known_prompts, missed, handed_out.result(), useful
+    )
     graphs = _graphs(session, known, stepped.decodes)
     found = Summary(
         session=_about(session),
@@ -192,8 +195,6 @@ def _summarize(session: Session, beside: Executor) -> Summary:
             session, known, known_prompts, used_again, returned, held, watched.counted.kept()
         ),
         prefix_cache=prefix_cache.measure(session),
-        misses=miss_reasons.measure(known_prompts, missed, handed_out.result(), useful),
-        families=prefix_families.result(),
         requests=requests.measure(session),
         preemptions=preemptions.measure(session, known, preempted, watched.taken),
         admission=admission.measure(session, known, used),
@@ -206,6 +207,8 @@ def _summarize(session: Session, beside: Executor) -> Summary:
         capture_sizes=graphs.sizes,
         memory=graphs.memory,
         cost=facts.cost(session),
+        families=prefix_families.result(),
+        misses=explained.result(),
     )
     doubts = consistency.contradictions(found)
     found = replace(found, warnings=(*found.warnings, *doubts))

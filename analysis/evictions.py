@@ -195,7 +195,12 @@ class Counted:
         sums = _summed([_NOTHING, *self.sums]).with_columns(
             pl.col("origin").fill_null("unknown"), tokens=_block_size(facts)
         )
-        missed = missed.filter(pl.col("evicted_sec") >= session.begin_sec)
+        missed = (
+            missed.lazy()
+            .select("eviction", "evicted_sec", "timestamp_sec", "lookup", "block_size")
+            .filter(pl.col("evicted_sec") >= session.begin_sec)
+            .collect()
+        )
         total = _evicted(sums)
         regretted = _regret(missed, total.blocks)
         return Evictions(
@@ -239,8 +244,10 @@ class Counted:
             return Rate(mean, 0, None, 1.0, ())
         peak = seconds.sort("blocks", "second", descending=[True, False]).row(0, named=True)
         width = _width(int(seconds["second"][-1]) + 1 - int(seconds["second"][0]))
-        lost = missed.unique("eviction").select(
-            begin=pl.col("evicted_sec").floor().cast(pl.Int64) // width * width
+        lost = (
+            missed.select("eviction", "evicted_sec")
+            .unique("eviction")
+            .select(begin=pl.col("evicted_sec").floor().cast(pl.Int64) // width * width)
         )
         intervals = (
             seconds.group_by(begin=pl.col("second") // width * width)

@@ -20,6 +20,18 @@ from analysis.usage import Usage
 
 COLUMNS = ("timestamp_sec", "event", "num_blocks", "engine")
 
+BLOCK_COLUMNS = (
+    "lookup",
+    "index",
+    "key",
+    "timestamp_sec",
+    "reason",
+    "evicted_sec",
+    "evicting_request",
+    "lacking_group",
+)
+"""Of what ``analysis.misses.classify`` says of the missed blocks."""
+
 SHOWN = 5
 """How many of the costliest requests are named."""
 
@@ -163,7 +175,7 @@ def measure(
 
     Args:
         prompts: the session's prompts.
-        blocks: what ``analysis.misses.classify`` said of them.
+        blocks: what ``analysis.misses.classify`` said of them, at least ``BLOCK_COLUMNS``.
         handed_out: what ``HandedOut`` counted.
         useful: what the function of this name found.
 

@@ -126,17 +126,19 @@ class HandedOut:
         self.parts.append(
             batch.lazy()
             .filter(pl.col("event") == "allocate")
-            .select(pl.col("engine").cast(pl.Int32), "timestamp_sec", "num_blocks")
+            .select(pl.col("engine", "num_blocks").cast(pl.Int32), "timestamp_sec")
             .collect()
         )
 
     def result(self) -> pl.DataFrame:
         """``engine``, ``timestamp_sec`` and the blocks ``handed_out`` up to then, by time."""
-        schema = {"engine": pl.Int32, "timestamp_sec": pl.Float64, "num_blocks": pl.Int64}
+        schema = {"engine": pl.Int32, "num_blocks": pl.Int32, "timestamp_sec": pl.Float64}
         rows = pl.concat([pl.DataFrame(schema=schema), *self.parts])
         self.parts.clear()
         return rows.sort("timestamp_sec", maintain_order=True).select(
-            "engine", "timestamp_sec", handed_out=pl.col("num_blocks").cum_sum().over("engine")
+            "engine",
+            "timestamp_sec",
+            handed_out=pl.col("num_blocks").cast(pl.Int64).cum_sum().over("engine"),
         )
 
 

@@ -104,7 +104,8 @@ class Evicted:
 
 
 def missed(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
-    """The missed blocks whose content some other request has, too, of lookups in the window.
+    """The missed blocks whose content some other request has, too, of lookups in the window, by
+    time.
 
     All other missed blocks are ``compulsory``; those that end their prompt are ``last token``.
     Neither are here: ``Prompts.asked`` tells how many there are.
@@ -157,6 +158,7 @@ def missed(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
             key=pl.lit(prompts.contents["key"]).gather("row"),
             first=pl.col("index") == pl.col("first_missed"),
         )
+        .sort("timestamp_sec")
         .collect()
     )
 

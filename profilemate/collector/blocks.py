@@ -8,33 +8,22 @@ are nanoseconds of the monotonic clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 PROMPT, OUTPUT = "prompt", "output"
 
+Life = tuple[int, int, "int | None", int, str, int, str]
+"""What has become of a block since it was handed out: when it was, when it was last taken up or
+handed out, when its last holder let go (None while it is held), how often it was taken up again,
+the cell of its last holder's id, its group, and where its content came from.
 
-class Life(NamedTuple):
-    """What has become of a block since it was handed out. Blocks that it came to alike share it.
+Blocks that it came to alike share one, so neighbours with the same are known by identity."""
 
-    ``freed`` is None while the block is held; ``owner`` is the cell of its last holder's id.
-    """
+Loss = tuple[Life, int, list[int], list[str]]
+"""Contents that were lost alike: the blocks' life, how many blocks still have each content, the
+blocks in the order in which they lost it, and the contents."""
 
-    allocated: int
-    accessed: int
-    freed: int | None
-    reuses: int
-    owner: str
-
-
-class Loss(NamedTuple):
-    """Contents that were lost alike, each with its block, in the order in which they went."""
-
-    life: Life
-    copies_left: int
-    origin: str
-    group: int
-    lost: list[tuple[int, str]]
+_NEW: Life = (0, 0, None, 0, "", 0, PROMPT)
 
 
 class Pool:
@@ -49,10 +38,8 @@ class Pool:
         self.num_held = 0
         self.num_cached = 0
         self.contents: list[str | None] = [None] * blocks
-        self.groups = [0] * blocks
         self._holders = [0] * blocks
-        self._lives = [Life(0, 0, None, 0, "")] * blocks
-        self._origins = [PROMPT] * blocks
+        self._lives = [_NEW] * blocks
         self._copies: defaultdict[int, dict[str, int]] = defaultdict(dict)
         """How many blocks hold each content, by group."""
 
@@ -67,27 +54,26 @@ class Pool:
 
     def known_contents(self, blocks: list[int]) -> list[str]:
         """The contents of the blocks up to the first that has none."""
-        contents = []
-        for block in blocks:
-            content = self.contents[block]
-            if content is None:
-                break
-            contents.append(content)
-        return contents
+        known = self.contents
+        contents = [known[block] for block in blocks]
+        if None in contents:
+            del contents[contents.index(None) :]
+        return contents  # type: ignore[return-value]
 
-    def owner(self, block: int) -> str:
-        """Cell of the request that holds the block, or held it last."""
-        return self._lives[block].owner
+    def owner(self, block: int) -> tuple[str, int]:
+        """Cell of the request that holds the block, or held it last, and the block's group."""
+        life = self._lives[block]
+        return life[4], life[5]
 
-    def allocate(self, blocks: Iterable[int], owner: str, group: int, time: int) -> None:
+    def allocate(self, blocks: list[int], owner: str, group: int, time: int) -> None:
         """Hand blocks without content out to a request."""
-        holders, lives, groups = self._holders, self._lives, self.groups
-        life = Life(time, time, None, 0, owner)
+        holders, lives = self._holders, self._lives
+        life = (time, time, None, 0, owner, group, PROMPT)
+        self.num_held += len(blocks)
         for block in blocks:
-            if not holders[block]:
-                self.num_held += 1
+            if holders[block]:
+                self.num_held -= 1
             holders[block] += 1
-            groups[block] = group
             lives[block] = life
 
     def reuse(self, blocks: Iterable[int], owner: str, time: int) -> None:
@@ -96,7 +82,7 @@ class Pool:
         ``owner`` is the cell of the request that does; empty: it is who held the block last.
         """
         holders, lives = self._holders, self._lives
-        old = new = None
+        old = new = _NEW
         for block in blocks:
             if block == self.null:
                 continue
@@ -105,24 +91,27 @@ class Pool:
                 self.num_cached -= self.contents[block] is not None
             holders[block] += 1
             life = lives[block]
-            if new is None or life is not old:
+            if life is not old or new is _NEW:
                 old = life
-                new = Life(life.allocated, time, None, life.reuses + 1, owner or life.owner)
+                allocated, _, _, reuses, before, *content = life
+                new = (allocated, time, None, reuses + 1, owner or before, *content)
             lives[block] = new
 
-    def drop(self, blocks: Iterable[int], owner: str, time: int) -> list[int]:
+    def drop(self, blocks: list[int], owner: str, time: int) -> list[int]:
         """Drop a reference to each; returns the blocks whose last holder let go.
 
         ``owner`` is the cell of the request that lets go; empty: it is who held the block last.
         """
         holders = self._holders
-        last = []
-        for block in blocks:
-            if holders[block] > 1:
-                holders[block] -= 1
-            else:
-                last.append(block)
-        return self.free(last, owner, time)
+        if max([holders[block] for block in blocks], default=0) > 1:
+            last = []
+            for block in blocks:
+                if holders[block] > 1:
+                    holders[block] -= 1
+                else:
+                    last.append(block)
+            blocks = last
+        return self.free(blocks, owner, time)
 
     def share_less(self, blocks: Iterable[int]) -> None:
         """One of several holders of each of these let go."""
@@ -135,6 +124,7 @@ class Pool:
         """The last holder of each of these let go; returns those that were held."""
         holders, lives, contents = self._holders, self._lives, self.contents
         released = []
+        cached = 0
         old = new = None
         for block in blocks:
             if not holders[block]:
@@ -142,14 +132,15 @@ class Pool:
             holders[block] = 0
             released.append(block)
             if contents[block] is not None:
-                self.num_cached += 1
+                cached += 1
             life = lives[block]
-            if new is None or life is not old:
+            if life is not old:
                 old = life
-                allocated, accessed, _, reuses, before = life
-                new = Life(allocated, accessed, time, reuses, owner or before)
+                allocated, accessed, _, reuses, before, group, origin = life
+                new = (allocated, accessed, time, reuses, owner or before, group, origin)
             lives[block] = new
         self.num_held -= len(released)
+        self.num_cached += cached
         return released
 
     def cache(
@@ -166,26 +157,38 @@ class Pool:
         The first content ends after ``tokens`` of its request's tokens, each other ``stride``
         after the one before; what ends within the prompt comes from it.
         """
-        holders, known, groups, origins = self._holders, self.contents, self.groups, self._origins
+        count = len(blocks)
+        if tokens + (count - 1) * stride <= prompt_tokens:
+            self._cache(blocks, contents, group, PROMPT)
+        elif tokens > prompt_tokens:
+            self._cache(blocks, contents, group, OUTPUT)
+        else:
+            of_prompt = (prompt_tokens - tokens) // stride + 1
+            self._cache(blocks[:of_prompt], contents[:of_prompt], group, PROMPT)
+            self._cache(blocks[of_prompt:], contents[of_prompt:], group, OUTPUT)
+
+    def _cache(self, blocks: list[int], contents: list[str], group: int, origin: str) -> None:
+        holders, lives, known = self._holders, self._lives, self.contents
         copies = self._copies[group]
+        old = new = None
         for block, content in zip(blocks, contents, strict=True):
-            old = known[block]
-            if old is not None:
-                self._drop_copy(groups[block], old)
+            if known[block] is not None:
+                self._drop_copy(block)
             elif not holders[block]:
                 self.num_cached += 1
             known[block] = content
-            groups[block] = group
-            origins[block] = PROMPT if tokens <= prompt_tokens else OUTPUT
-            copies[content] = copies.get(content, 0) + 1
-            tokens += stride
+            copies[content] = copies[content] + 1 if content in copies else 1
+            life = lives[block]
+            if life is not old:
+                old = life
+                new = (*life[:5], group, origin)
+            lives[block] = new
 
     def evict(self, blocks: Iterable[int]) -> list[Loss]:
         """The contents of those of the blocks that have one are lost."""
         contents, lives, holders = self.contents, self._lives, self._holders
-        groups, origins, copies = self.groups, self._origins, self._copies
         losses: list[Loss] = []
-        last = None
+        old, alike = None, 0
         for block in blocks:
             content = contents[block]
             if content is None:
@@ -193,37 +196,39 @@ class Pool:
             contents[block] = None
             if not holders[block]:
                 self.num_cached -= 1
-            group = groups[block]
-            left = copies[group].pop(content) - 1
+            life = lives[block]
+            if life is not old:
+                copies = self._copies[life[5]]
+            left = copies.pop(content) - 1
             if left:
-                copies[group][content] = left
-            alike = (lives[block], left, origins[block], group)
-            if alike != last:
-                last = alike
-                lost: list[tuple[int, str]] = []
-                losses.append(Loss(*alike, lost))
-            lost.append((block, content))
+                copies[content] = left
+            if life is not old or left != alike:
+                old, alike = life, left
+                lost_by: list[int] = []
+                lost: list[str] = []
+                losses.append((life, left, lost_by, lost))
+            lost_by.append(block)
+            lost.append(content)
         return losses
 
     def evict_all(self) -> list[Loss]:
         """Every content is lost at once, so no copy is left of any."""
         losses = self.evict(range(len(self.contents)))
-        return [loss._replace(copies_left=0) for loss in losses]
+        return [(life, 0, blocks, contents) for life, _, blocks, contents in losses]
 
     def move(self, source: int, target: int) -> None:
         """The content now lives in another block; nothing is lost."""
         content = self.contents[source]
         if content is None:
             return
-        group, origin = self.groups[source], self._origins[source]
-        self._drop_copy(group, content)
+        *_, group, origin = self._lives[source]
+        self._drop_copy(source)
         self.contents[source] = None
         self.num_cached -= not self._holders[source]
-        self.cache([target], [content], group, 0, 0, 0)
-        self._origins[target] = origin
+        self._cache([target], [content], group, origin)
 
-    def _drop_copy(self, group: int, content: str) -> None:
-        copies = self._copies[group]
+    def _drop_copy(self, block: int) -> None:
+        copies, content = self._copies[self._lives[block][5]], self.contents[block]
         left = copies.pop(content) - 1
         if left:
             copies[content] = left

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable
 from hashlib import blake2s
@@ -22,12 +23,13 @@ def content_ids(key: bytes) -> Callable[[bytes], list[str]]:
     on at a time, where its own keyed mode takes two.
     """
     start = blake2s(key, digest_size=8).copy
+    iter_unpack = struct.Struct(f"{HASH_BYTES}s").iter_unpack
 
     def ids(hashes: bytes) -> list[str]:
         digests = []
-        for at in range(0, len(hashes), HASH_BYTES):
+        for (block_hash,) in iter_unpack(hashes):
             state = start()
-            state.update(hashes[at : at + HASH_BYTES])
+            state.update(block_hash)
             digests.append(state.digest())
         return [f"{digest & _MASK}" for digest in array("Q", b"".join(digests))]
 

@@ -82,15 +82,25 @@ class _Frame:
         self.blocks, self.listed = blocks.__next__, self._lists.__next__
 
     def numbers(self, count: int) -> list[int]:
-        return _taken(self._numbers, count)
+        taken = list(islice(self._numbers, count))
+        if len(taken) < count:
+            raise ValueError(_SHORT)
+        return taken
 
     def lists(self, requests: int = 1) -> list[list[int]]:
         """A list for each of so many requests and each group."""
-        return _taken(self._lists, requests * self.shape.groups)
+        count = requests * self.shape.groups
+        taken = list(islice(self._lists, count))
+        if len(taken) < count:
+            raise ValueError(_SHORT)
+        return taken
 
     def contents(self, count: int) -> list[str]:
         """The content ids of so many hashes."""
-        return _taken(self._contents, count)
+        taken = list(islice(self._contents, count))
+        if len(taken) < count:
+            raise ValueError(_SHORT)
+        return taken
 
     def raw(self, count: int) -> bytes:
         """The next bytes of the payload; past its columns, of the blobs."""
@@ -108,13 +118,6 @@ class _Frame:
         column = array(code)
         column.frombytes(self.raw(length * column.itemsize))
         return column.tolist()
-
-
-def _taken(column: Iterator[_T], count: int) -> list[_T]:
-    taken = list(islice(column, count))
-    if len(taken) < count:
-        raise ValueError(_SHORT)
-    return taken
 
 
 def _cached(f: _Frame, pool: int) -> Event:
@@ -185,19 +188,11 @@ def episodes(payload: bytes, shape: Shape, content_ids: ContentIds) -> list[Epis
         DecodeError: the frame is not as long as it says, or names an unknown op.
 
     """
-    found: list[Episode] = []
-    events: list[Event] = []
-    time = begin = 0
     try:
         frame = _Frame(payload, shape, content_ids)
         ops = frame.ops.translate(_WITHOUT_POOL)
-        for at, (op, byte) in enumerate(zip(ops, frame.ops, strict=True), 1):
-            event = _READERS[op](frame, byte >> POOL_SHIFT)
-            events.append(event)
-            if op in (_STEP, _UPDATE):
-                time = event[op == _STEP]
-                found.append(Episode(time, ops[begin:at], events))
-                begin, events = at, []
+        pairs = zip(ops, frame.ops, strict=True)
+        events = [_READERS[op](frame, byte >> POOL_SHIFT) for op, byte in pairs]
         if not frame.is_used_up():
             raise ValueError("its columns do not belong together")
     except StopIteration:
@@ -206,9 +201,16 @@ def episodes(payload: bytes, shape: Shape, content_ids: ContentIds) -> list[Epis
         raise DecodeError(f"events frame: unknown op {error}") from None
     except (ValueError, struct.error) as error:
         raise DecodeError(f"events frame: {error}") from None
-    if events:
-        tail = zip(ops[begin:], events, strict=True)
+    found: list[Episode] = []
+    time = begin = 0
+    for at, op in enumerate(ops, 1):
+        if op == _STEP or op == _UPDATE:
+            time = events[at - 1][op == _STEP]
+            found.append(Episode(time, ops[begin:at], events[begin:at]))
+            begin = at
+    if begin < len(ops):
+        tail = zip(ops[begin:], events[begin:], strict=True)
         times = [event[0] for op, event in tail if op not in _UNTIMED]
         # Not the last one's: a worker whose GPU is timed tells of an execution when that is known.
-        found.append(Episode(max(times, default=time), ops[begin:], events))
+        found.append(Episode(max(times, default=time), ops[begin:], events[begin:]))
     return found

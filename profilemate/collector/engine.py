@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
 from typing import Any
 
 from profilemate.collector.blocks import Loss, Pool
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import Episode, Shape, told
 from profilemate.collector.lookups import Lookups, OpenRow
-from profilemate.collector.owners import NOBODY, Owner, settle
+from profilemate.collector.owners import NOBODY, SETTLED, Parts, settle
 from profilemate.collector.requests import Finish, Request, parse_request, prefix_ids, row
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
@@ -23,6 +22,9 @@ _ONCE_SHIFT = 32
 _REQUEST, _MOVE = int(Op.REQUEST), int(Op.MOVE)
 _STEP, _REPEAT = int(Op.STEP), int(Op.REPEAT)
 _LOST = int(Op.LOST)
+
+_LOOKED_AHEAD = SETTLED | {Op.REPEAT, Op.MOVE, Op.REQUEST, Op.LOST}
+"""What is looked for in an episode before it is replayed."""
 
 
 class Engine:
@@ -56,7 +58,7 @@ class Engine:
         self._steps = StepRows(self.rank, origin_ns, tables.append("scheduler_steps.csv"))
         self._usage = tables.append("kv_cache_usage.csv")
         self._allocations = tables.append("kv_cache_allocations.csv")
-        self._evictions = tables.extend("kv_cache_evictions.csv")
+        self._evictions = tables.append("kv_cache_evictions.csv")
         self._lookup_rows = tables.append("prefix_cache_lookups.csv")
         self._request_rows = tables.append("requests.jsonl")
         self._last_usage: list[tuple[int, ...] | None] = [None] * len(self._pools)
@@ -65,8 +67,8 @@ class Engine:
         self._step = 0
         self._looking_up: Request | None = None
         self._sources: dict[tuple[int, int], int] = {}
-        self._owners: list[list[Owner]] = []
-        """Those of the blocks of each ALLOCATE of the episode that is still to be replayed, the
+        self._owners: list[Parts] = []
+        """Whose are the blocks of each ALLOCATE of the episode that is still to be replayed, the
         last one first."""
         self._asked: list[Request] = []
         self._looked_up: list[Request] = []
@@ -82,6 +84,18 @@ class Engine:
         self._step = self._steps.number + ops.count(_STEP)
         self._looking_up = None
         self._sources = {}
+        if not _LOOKED_AHEAD.isdisjoint(ops):
+            self._look_ahead(episode)
+        handlers = self._handlers
+        for op, event in zip(ops, events, strict=True):
+            handlers[op](self, *event)
+        if self._finished:
+            self._write_finished()
+        self.last_ns = episode.time or self.last_ns
+
+    def _look_ahead(self, episode: Episode) -> None:
+        """Learn what is told after the events that it belongs to, or is in force from the start."""
+        ops = episode.ops
         if _REPEAT in ops:
             self._step += sum(count for _, count in told(episode, _REPEAT))
         if _MOVE in ops:
@@ -98,12 +112,6 @@ class Engine:
                 episode, self._requests, self._group_pools, len(self._pools)
             )
             self.mismatches += mismatches
-        handlers = self._handlers
-        for op, event in zip(ops, events, strict=True):
-            handlers[op](self, *event)
-        if self._finished:
-            self._write_finished()
-        self.last_ns = episode.time or self.last_ns
 
     def close(self) -> None:
         """Nothing more comes: write what is still open."""
@@ -125,39 +133,34 @@ class Engine:
         return request.cell if request is not None else ""
 
     def _allocate(self, time: int, number: int, blocks: list[int]) -> None:
-        owners = self._owners.pop()
+        parts = self._owners.pop()
         asking = self._looking_up
-        if asking is not None and owners and owners[0] == NOBODY:
-            owners = [(asking.number, 0)] * len(owners)
+        if asking is not None and parts and parts[0][0] == NOBODY:
+            parts = [((asking.number, 0), blocks)]
             self._lookups.allocated(asking)
             asking.admitted = asking.admitted or time
         pool = self._pools[number]
-        parts = list(self._parts(number, blocks, owners))
-        cell, group, _ = parts[0] if parts else ("", 0, [])
+        known = list(self._known(number, parts))
+        cell, group, _ = known[0] if known else ("", 0, [])
         evicted = self._write_evictions(pool.evict(blocks), time, "reallocated", cell, number)
-        for owner, in_group, part in parts:
+        for owner, in_group, part in known:
             pool.allocate(part, owner, in_group, time)
         self._totals.allocated += len(blocks)
         self._write_move(time, number, "allocate", len(blocks), cell, evicted, group)
 
-    def _parts(
-        self, number: int, blocks: list[int], owners: list[Owner]
-    ) -> Iterator[tuple[str, int, list[int]]]:
-        """The blocks by whom they were handed out for: the request's cell, group and blocks."""
-        end = 0
-        for owner, part in groupby(owners):
-            begin, end = end, end + len(list(part))
+    def _known(self, number: int, parts: Parts) -> Iterator[tuple[str, int, list[int]]]:
+        """The cell and group that the parts were handed out for, each with its blocks."""
+        for owner, blocks in parts:
             if owner != NOBODY:
-                yield self._cell(owner[0]), max(0, owner[1]), blocks[begin:end]
+                yield self._cell(owner[0]), max(0, owner[1]), blocks
                 continue
-            pool = self._pools[number]
-            for block in blocks[begin:end]:
+            for block in blocks:
                 source = self._sources.get((number, block))
                 if source is None:
                     yield "", 0, [block]
                 else:
                     # The cache's own copy of a block that its request goes on writing.
-                    yield pool.owner(source), pool.groups[source], [block]
+                    yield *self._pools[number].owner(source), [block]
 
     def _reuse(self, time: int, number: int, blocks: list[int]) -> None:
         cell = self._looking_up.cell if self._looking_up is not None else ""
@@ -166,7 +169,7 @@ class Engine:
         count = pool.count(blocks)
         if count:
             real = next(block for block in blocks if block != pool.null)
-            self._write_move(time, number, "reuse", count, cell, 0, pool.groups[real])
+            self._write_move(time, number, "reuse", count, cell, 0, pool.owner(real)[1])
 
     def _free(self, time: int, pool: int, freer: int, last: list[int], shared: list[int]) -> None:
         request = self._requests.get(freer - 1) if freer else None
@@ -196,7 +199,7 @@ class Engine:
             request.freed_blocks += pool.count(blocks)
         if released:
             self._totals.freed += len(released)
-            owner, group = pool.owner(released[0]), pool.groups[released[0]]
+            owner, group = pool.owner(released[0])
             self._write_move(time, number, "free", len(released), owner, 0, group)
 
     def _cache(self, time: int, pool: int, number: int, first: int, contents: list[str]) -> None:
@@ -226,11 +229,11 @@ class Engine:
 
     def _reset(self, time: int, pool: int, done: int) -> None:
         if not done:
-            self._write_move(time, pool, "reset_refused", 0, "", 0, None)
+            self._write_move(time, pool, "reset_refused", 0, "", 0, "")
             return
         evictions = self._pools[pool].evict_all()
         count = self._write_evictions(evictions, time, "reset", "", pool)
-        self._write_move(time, pool, "reset", count, "", count, None)
+        self._write_move(time, pool, "reset", count, "", count, "")
 
     def _move(self, time: int, pool: int, source: int, target: int) -> None:
         self._pools[pool].move(source, target)
@@ -319,12 +322,13 @@ class Engine:
         self._admitted.clear()
         self._looked_up, self._asked = self._asked, []
         running, waiting, tokens, prefill, scheduled, *free_counts = numbers
-        self._steps.ended(began, ended, running, waiting, tokens, prefill, scheduled)
-        self._write_usage(ended, running, waiting, free_counts)
+        when = self._seconds(ended)
+        self._steps.ended(began, ended, when, running, waiting, tokens, prefill, scheduled)
+        self._write_usage(when, running, waiting, free_counts)
 
     def _updated(self, time: int, numbers: list[int]) -> None:
         running, waiting, *free_counts = numbers
-        self._write_usage(time, running, waiting, free_counts)
+        self._write_usage(self._seconds(time), running, waiting, free_counts)
 
     def _repeated(self, time: int, count: int) -> None:
         self._steps.repeated(count, time)
@@ -376,13 +380,14 @@ class Engine:
             del self._requests[request.number]
         self._finished.clear()
 
-    def _write_usage(self, time: int, running: int, waiting: int, free_counts: list[int]) -> None:
+    def _write_usage(self, when: str, running: int, waiting: int, free_counts: list[int]) -> None:
         if "blocks" in self._lost:
             return
-        for number, (pool, free) in enumerate(zip(self._pools, free_counts, strict=True)):
-            held = pool.num_held
-            self.mismatches += free != pool.total - held
-            state = (held, pool.num_cached, running, waiting)
+        for number, pool in enumerate(self._pools):
+            free, held, cached = free_counts[number], pool.num_held, pool.num_cached
+            if free != pool.total - held:
+                self.mismatches += 1
+            state = (held, cached, running, waiting)
             if state == self._last_usage[number]:
                 continue
             self._last_usage[number] = state
@@ -390,8 +395,8 @@ class Engine:
             usage = 100 * (1 - free / of) if of else 0.0
             self._totals.held(self.rank, number, held)
             self._usage(
-                f"{self._seconds(time)},{usage:.2f},{held},{pool.total},{pool.num_cached},"
-                f"{pool.num_free},{running},{waiting},{self.rank},{number}"
+                f"{when},{usage:.2f},{held},{pool.total},{cached},{pool.num_free},"
+                f"{running},{waiting},{self.rank},{number}"
             )
 
     def _write_move(
@@ -402,27 +407,37 @@ class Engine:
         count: int,
         cell: str,
         evicted: int,
-        group: int | None,
+        group: int | str,
     ) -> None:
         self._allocations(
             f"{(time - self._origin) / 1e9:.6f},{name},{count},{cell},{evicted},{self._step},"
-            f"{self.rank},{pool},{'' if group is None else group}"
+            f"{self.rank},{pool},{group}"
         )
 
     def _write_evictions(
         self, losses: list[Loss], time: int, reason: str, cell: str, pool: int
     ) -> int:
         """Write what was lost; returns how many contents."""
-        when, count = self._seconds(time), 0
-        for (allocated, accessed, freed, reuses, owner), copies_left, origin, group, lost in losses:
+        if not losses:
+            return 0
+        when = self._seconds(time)
+        count = lifetimes = idles = 0
+        for life, copies_left, blocks, contents in losses:
+            allocated, accessed, freed, reuses, owner, group, origin = life
             lifetime, idle = time - allocated, time - accessed
+            lived = f"{lifetime / 1e9:.6f}"
+            idled = lived if idle == lifetime else f"{idle / 1e9:.6f}"
             evictable = "" if freed is None else f"{(time - freed) / 1e9:.6f}"
-            begin = f"{when},{lifetime / 1e9:.6f},{idle / 1e9:.6f},{evictable},"
+            begin = f"{when},{lived},{idled},{evictable},"
             middle = f",{reuses},{reason},"
             end = f",{copies_left},{origin},{owner},{cell},{self.rank},{pool},{group}"
-            self._evictions([f"{begin}{block}{middle}{content}{end}" for block, content in lost])
-            self._totals.evicted(len(lost), lifetime, idle)
-            count += len(lost)
+            between = f"{end}\n{begin}"
+            rows = [f"{block}{middle}{content}" for block, content in zip(blocks, contents)]
+            self._evictions(f"{begin}{between.join(rows)}{end}")
+            count += len(rows)
+            lifetimes += len(rows) * lifetime
+            idles += len(rows) * idle
+        self._totals.evicted(count, lifetimes, idles)
         return count
 
     def _write_lookup(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_right
+from operator import attrgetter
 from pathlib import Path
 
 from profilemate import session
@@ -25,6 +27,8 @@ BACKLOG_BYTES = 1 << 17
 MERGE_NS = 400_000_000
 """Episodes of all producers are replayed in the order of their times, so that the tables come out
 the same whenever they are made; this long after its time one is taken to be on disk."""
+
+_time = attrgetter("time")
 
 
 class Follower:
@@ -63,7 +67,7 @@ class Follower:
         for producer in self.ordered():
             count = len(producer.episodes)
             if until is not None:
-                count = sum(episode.time <= until for episode in producer.episodes)
+                count = bisect_right(producer.episodes, until, key=_time)
             due += [(producer, episode) for episode in producer.episodes[:count]]
             del producer.episodes[:count]
         # Episodes of one time stay in the order of their producers' names.

@@ -8,7 +8,7 @@ step are looked through, from the last one back, before they are replayed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import groupby, product
 
 from profilemate.collector.decode import Episode, told
 from profilemate.collector.requests import Request
@@ -19,14 +19,20 @@ Owner = tuple[int, int]
 
 NOBODY: Owner = (-1, 0)
 
+Parts = list[tuple[Owner, list[int]]]
+"""The blocks of one ALLOCATE by whose they are, neighbours with the same owner together."""
+
 _LOOKUP, _ALLOCATE, _REUSE = int(Op.LOOKUP), int(Op.ALLOCATE), int(Op.REUSE)
 _FREE, _ASSIGN, _TABLE = int(Op.FREE), int(Op.ASSIGN), int(Op.TABLE)
 _ADMIT, _ADMIT_LOOKED_UP = int(Op.ADMIT), int(Op.ADMIT_LOOKED_UP)
 
+SETTLED = frozenset((Op.ALLOCATE, Op.ASSIGN, Op.TABLE, Op.ADMIT, Op.ADMIT_LOOKED_UP))
+"""Where an episode has none of these, there is nothing to ``settle``."""
+
 
 def settle(
     episode: Episode, requests: Mapping[int, Request], group_pools: Sequence[int], pools: int
-) -> tuple[list[list[Owner]], int]:
+) -> tuple[list[Parts], int]:
     """Bring the requests' block tables up to date, and tell whose the new blocks are.
 
     Args:
@@ -41,9 +47,15 @@ def settle(
 
     """
     ops = episode.ops
-    if _ASSIGN in ops or _ADMIT in ops or _TABLE in ops:
+    told_tables = _ASSIGN in ops or _ADMIT in ops or _TABLE in ops
+    if told_tables:
         _update_tables(episode, requests, len(group_pools))
-    owners = _find(episode, group_pools, pools) if _ALLOCATE in ops else []
+    owners: list[Parts] = []
+    if _ALLOCATE in ops:
+        if told_tables or _FREE in ops:
+            owners = _find(episode, group_pools, pools)
+        else:
+            owners = [_parts(event[2], {}) for event in reversed(told(episode, _ALLOCATE))]
     if _ADMIT_LOOKED_UP in ops:
         return owners, _after_lookups(episode, requests, owners)
     return owners, 0
@@ -59,16 +71,14 @@ def _update_tables(episode: Episode, requests: Mapping[int, Request], groups: in
             requests[event[0]].tables = dict(enumerate(map(list, event[-1])))
 
 
-def _find(episode: Episode, group_pools: Sequence[int], pools: int) -> list[list[Owner]]:
+def _find(episode: Episode, group_pools: Sequence[int], pools: int) -> list[Parts]:
     groups = range(len(group_pools))
     claims: list[dict[int, Owner]] = [{} for _ in range(pools)]
     reused = _reused(episode) if _REUSE in episode.ops else {}
-    owners: list[list[Owner]] = []
+    owners: list[Parts] = []
     for op, event in zip(reversed(episode.ops), reversed(episode.events), strict=True):
         if op == _ALLOCATE:
-            _, pool, blocks = event
-            claim = claims[pool].pop
-            owners.append([claim(block, NOBODY) for block in blocks])
+            owners.append(_parts(event[2], claims[event[1]]))
         elif op == _FREE:
             _, pool, freer, last, shared = event
             if freer:
@@ -76,11 +86,27 @@ def _find(episode: Episode, group_pools: Sequence[int], pools: int) -> list[list
         elif op in (_ASSIGN, _ADMIT, _TABLE):
             numbers = event[0] if op == _ASSIGN else [event[0]]
             for owner, ids in zip(product(numbers, groups), event[-1], strict=True):
-                pool = group_pools[owner[1]]
-                taken_up = reused.get((owner[0], pool))
-                own = [block for block in ids if block not in taken_up] if taken_up else ids
-                claims[pool].update(dict.fromkeys(own, owner))
+                number, group = owner
+                pool = group_pools[group]
+                taken_up = reused.get((number, pool), ())
+                claim = claims[pool]
+                for block in ids:
+                    if block not in taken_up:
+                        claim[block] = owner
     return owners
+
+
+def _parts(blocks: list[int], claims: dict[int, Owner]) -> Parts:
+    """The blocks by who claims them; a claim is good for once."""
+    if not blocks:
+        return []
+    if claims.keys().isdisjoint(blocks):
+        return [(NOBODY, blocks)]
+    owners = [claims.pop(block, NOBODY) for block in blocks]
+    if owners.count(owners[0]) == len(owners):
+        return [(owners[0], blocks)]
+    owner_of = iter(owners)
+    return [(owner, list(part)) for owner, part in groupby(blocks, lambda _: next(owner_of))]
 
 
 def _reused(episode: Episode) -> dict[tuple[int, int], set[int]]:
@@ -98,7 +124,7 @@ def _reused(episode: Episode) -> dict[tuple[int, int], set[int]]:
 
 
 def _after_lookups(
-    episode: Episode, requests: Mapping[int, Request], owners: list[list[Owner]]
+    episode: Episode, requests: Mapping[int, Request], owners: list[Parts]
 ) -> int:
     """Give blocks that nobody claims to the request that was looked up before."""
     admitted = {number: count for number, _, count in told(episode, _ADMIT_LOOKED_UP)}
@@ -112,8 +138,8 @@ def _after_lookups(
             tables[number] += event[2]
         elif op == _ALLOCATE:
             left -= 1
-            if number in admitted and NOBODY in owners[left]:
-                owners[left] = [(number, 0)] * len(event[2])
+            if number in admitted and any(owner == NOBODY for owner, _ in owners[left]):
+                owners[left] = [((number, 0), event[2])]
                 tables[number] += event[2]
     for number in admitted:
         requests[number].tables = {0: tables[number]}

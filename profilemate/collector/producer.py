@@ -106,8 +106,11 @@ class Producer:
             return
         for episode in read:
             # What a worker tells late may be older than the frame in front of it.
-            self._last_time = max(self._last_time, episode.time)
-            self.episodes.append(episode._replace(time=self._last_time))
+            if episode.time < self._last_time:
+                self.episodes.append(episode._replace(time=self._last_time))
+            else:
+                self._last_time = episode.time
+                self.episodes.append(episode)
 
     def _take_status(self, status: dict[str, Any]) -> None:
         for name, value in status.items():

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from profilemate.collector.tables import text_cell
 from profilemate.events import PREFIX_BYTES, prefix_lengths
@@ -46,8 +47,7 @@ class Request:
         return sum(map(len, self.tables.values()))
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(NamedTuple):
     """How a request ended.
 
     The prompt of a request whose input streams in has grown since it arrived.
@@ -62,7 +62,10 @@ class Finish:
 
 _NULL = "null"
 
-_json = lru_cache(1024, typed=True)(json.dumps)
+_to_json = json.JSONEncoder().encode
+_from_json = json.JSONDecoder().decode
+
+_json = lru_cache(1024, typed=True)(_to_json)
 """For what is mostly the same for request after request."""
 
 _DEFAULTS = [None, None, 0, None, None]
@@ -72,22 +75,14 @@ _DEFAULTS = [None, None, 0, None, None]
 def parse_request(number: int, blob: bytes, time: int) -> Request:
     """The request that a REQUEST event describes."""
     text, _, prefixes = blob.partition(b"\0")
-    described = json.loads(text.decode())
+    described = _from_json(text.decode())
     request_id, prompt, priority, lora, tenant = described + _DEFAULTS[len(described) :]
-    return Request(
-        number=number,
-        request_id=request_id,
-        cell=text_cell(request_id),
-        prompt_tokens=prompt,
-        lora=lora,
-        tenant=tenant,
-        priority=priority,
-        own_prefix_ids=[
-            f"{int.from_bytes(prefixes[at : at + PREFIX_BYTES], 'little')}"
-            for at in range(0, len(prefixes), PREFIX_BYTES)
-        ],
-        arrived=time,
-    )
+    own = [
+        f"{int.from_bytes(prefixes[at : at + PREFIX_BYTES], 'little')}"
+        for at in range(0, len(prefixes), PREFIX_BYTES)
+    ]
+    cell = text_cell(request_id)
+    return Request(number, request_id, cell, prompt, lora, tenant, priority, own, time)
 
 
 def prefix_ids(request: Request, prompt_tokens: int, unit: int, prompt_ids: list[str]) -> list[str]:
@@ -98,12 +93,35 @@ def prefix_ids(request: Request, prompt_tokens: int, unit: int, prompt_ids: list
     """
     if not unit:
         return request.own_prefix_ids
-    own = iter(request.own_prefix_ids)
-    contents = dict(enumerate(prompt_ids, 1))
+    places = _places(_longest_prefix(prompt_tokens), unit)
+    if _OWN not in places and len(prompt_ids) > max(places, default=-1):
+        return [prompt_ids[place] for place in places]
+    own, known = iter(request.own_prefix_ids), len(prompt_ids)
     return [
-        next(own, _NULL) if length % unit else contents.get(length // unit, _NULL)
-        for length in prefix_lengths(prompt_tokens)
+        next(own, _NULL) if place == _OWN else prompt_ids[place] if place < known else _NULL
+        for place in places
     ]
+
+
+_OWN = -1
+"""Stands for a prefix that no content tells."""
+
+
+@lru_cache(256)
+def _places(prompt_tokens: int, unit: int) -> list[int]:
+    """Which of the prompt's contents tells each of its prefixes, or ``_OWN``."""
+    return [
+        _OWN if length % unit else length // unit - 1 for length in prefix_lengths(prompt_tokens)
+    ]
+
+
+def _longest_prefix(prompt_tokens: int) -> int:
+    """The last of a prompt's ``prefix_lengths``, of which there are less than a hundred.
+
+    >>> _longest_prefix(50), _longest_prefix(2000), _longest_prefix(5000)
+    (48, 1024, 4096)
+    """
+    return prompt_tokens & ~15 if prompt_tokens < 1024 else 1 << prompt_tokens.bit_length() - 1
 
 
 def row(
@@ -143,7 +161,7 @@ def row(
         f'{{"timestamp":{round((request.arrived - origin_ns) / 1e6, 3)},'
         f'"input_length":{request.prompt_tokens},"output_length":{finish.output_tokens},'
         f'"hash_ids":[{",".join(prompt_ids)}],"block_size":{block_size},'
-        f'"request_id":{json.dumps(request.request_id)},"engine":{engine},'
+        f'"request_id":{_to_json(request.request_id)},"engine":{engine},'
         f'"output_hash_ids":[{",".join(output_ids)}],"hit_tokens":{hit_tokens},'
         f'"external_hit_tokens":{external},'
         f'"preemptions":{preemptions},"num_blocks":{blocks},'
@@ -156,4 +174,8 @@ def row(
 
 
 def _seconds(duration_ns: int) -> str:
-    return f"{round(duration_ns / 1e9, 6)}"
+    """Seconds to the microsecond, as JSON has them: as short as can be."""
+    if duration_ns < 100_000:
+        return f"{round(duration_ns / 1e9, 6)}"
+    text = f"{duration_ns / 1e9:.6f}".rstrip("0")
+    return f"{text}0" if text.endswith(".") else text

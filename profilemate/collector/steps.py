@@ -28,25 +28,28 @@ class StepRows:
         self,
         began: int,
         ended: int,
+        when: str,
         running: int,
         waiting: int,
         tokens: int,
         prefill: int,
         scheduled: int,
     ) -> None:
-        """A step ended: it is counted, and its row written or held open."""
+        """A step ended, at ``when`` as a table shows it: it is counted, and its row written or held
+        open."""
         self.number += 1
+        preempted = self.preempted if self.counts_preempted else ""
+        finished = self.finished if self.counts_finished else ""
         row = (
-            f"{(ended - self._origin) / 1e9:.6f},{self.number},{running},{waiting},"
-            f"{tokens},{prefill},{tokens - prefill},{scheduled},"
-            f"{self.preempted if self.counts_preempted else ''},"
-            f"{self.finished if self.counts_finished else ''},{(ended - began) // 1000}"
+            f"{when},{self.number},{running},{waiting},{tokens},{prefill},{tokens - prefill},"
+            f"{scheduled},{preempted},{finished},{(ended - began) // 1000},"
         )
-        if tokens:
-            self.close()
-            self._append(f"{row},1,{self._rank}")
-        else:
+        if not tokens:
             self._hold(row, ended, (running, waiting))
+        else:
+            if self._idle is not None:
+                self.close()
+            self._append(f"{row}1,{self._rank}")
         self.preempted = self.finished = 0
 
     def repeated(self, count: int, time: int) -> None:
@@ -57,7 +60,7 @@ class StepRows:
     def close(self) -> None:
         """Write the row that is open, if one is."""
         if self._idle is not None and self._repeats:
-            self._append(f"{self._idle[0]},{self._repeats},{self._rank}")
+            self._append(f"{self._idle[0]}{self._repeats},{self._rank}")
         self._idle = None
 
     def _hold(self, row: str, ended: int, state: tuple[int, int]) -> None:

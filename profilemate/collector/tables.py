@@ -58,7 +58,8 @@ Extend = Callable[[Iterable[str]], None]
 class Tables:
     """Tables in one folder, each made when its first row comes.
 
-    Rows are kept until ``flush``; a table's ``append`` takes a whole row without its line end.
+    Rows are kept until ``flush``; a table's ``append`` takes a whole row without its line end, or
+    several with the line ends between them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +69,7 @@ class Tables:
         self._fds: dict[str, int] = {}
 
     def append(self, table: str) -> Append:
-        """The function that takes a row of this table."""
+        """The function that takes a row of this table, or several as one text."""
         return self._rows[table].append
 
     def extend(self, table: str) -> Extend:
@@ -84,8 +85,8 @@ class Tables:
         """
         for table, rows in self._rows.items():
             if rows:
-                data = "\n".join(rows) + "\n"
-                self._write(table, data.encode("utf-8", "backslashreplace"))
+                rows.append("")
+                self._write(table, "\n".join(rows).encode("utf-8", "backslashreplace"))
                 rows.clear()
 
     def close(self) -> None:

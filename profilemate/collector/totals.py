@@ -35,10 +35,10 @@ class Totals:
         self.peak_held = max(self.peak_held, self._held_now)
 
     def evicted(self, blocks: int, lifetime_ns: int, idle_ns: int) -> None:
-        """So many cached blocks lost their content, each after these times."""
+        """So many cached blocks lost their content, after these times in all."""
         self.evictions += blocks
-        self._lifetime_ns += blocks * lifetime_ns
-        self._idle_ns += blocks * idle_ns
+        self._lifetime_ns += lifetime_ns
+        self._idle_ns += idle_ns
 
     def lose_blocks(self) -> None:
         """What happens to blocks is not told from now on."""

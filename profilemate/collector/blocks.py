@@ -8,11 +8,11 @@ are nanoseconds of the monotonic clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 PROMPT, OUTPUT = "prompt", "output"
 
-Life = tuple[int, int, "int | None", int, str, int, str]
+Life = tuple[int, int, int | None, int, str, int, str]
 """What has become of a block since it was handed out: when it was, when it was last taken up or
 handed out, when its last holder let go (None while it is held), how often it was taken up again,
 the cell of its last holder's id, its group, and where its content came from.
@@ -55,10 +55,8 @@ class Pool:
     def known_contents(self, blocks: list[int]) -> list[str]:
         """The contents of the blocks up to the first that has none."""
         known = self.contents
-        contents = [known[block] for block in blocks]
-        if None in contents:
-            del contents[contents.index(None) :]
-        return contents  # type: ignore[return-value]
+        contents = [known[block] or "" for block in blocks]
+        return contents if all(contents) else contents[: contents.index("")]
 
     def owner(self, block: int) -> tuple[str, int]:
         """Cell of the request that holds the block, or held it last, and the block's group."""
@@ -71,10 +69,12 @@ class Pool:
         life = (time, time, None, 0, owner, group, PROMPT)
         self.num_held += len(blocks)
         for block in blocks:
-            if holders[block]:
-                self.num_held -= 1
-            holders[block] += 1
             lives[block] = life
+            if holders[block]:
+                holders[block] += 1
+                self.num_held -= 1
+            else:
+                holders[block] = 1
 
     def reuse(self, blocks: Iterable[int], owner: str, time: int) -> None:
         """Take cached or shared blocks up again.
@@ -82,7 +82,7 @@ class Pool:
         ``owner`` is the cell of the request that does; empty: it is who held the block last.
         """
         holders, lives = self._holders, self._lives
-        old = new = _NEW
+        old, new = None, _NEW
         for block in blocks:
             if block == self.null:
                 continue
@@ -91,10 +91,10 @@ class Pool:
                 self.num_cached -= self.contents[block] is not None
             holders[block] += 1
             life = lives[block]
-            if life is not old or new is _NEW:
+            if life is not old:
                 old = life
-                allocated, _, _, reuses, before, *content = life
-                new = (allocated, time, None, reuses + 1, owner or before, *content)
+                allocated, _, _, reuses, before, group, origin = life
+                new = (allocated, time, None, reuses + 1, owner or before, group, origin)
             lives[block] = new
 
     def drop(self, blocks: list[int], owner: str, time: int) -> list[int]:
@@ -125,7 +125,7 @@ class Pool:
         holders, lives, contents = self._holders, self._lives, self.contents
         released = []
         cached = 0
-        old = new = None
+        old, new = None, _NEW
         for block in blocks:
             if not holders[block]:
                 continue
@@ -170,14 +170,17 @@ class Pool:
     def _cache(self, blocks: list[int], contents: list[str], group: int, origin: str) -> None:
         holders, lives, known = self._holders, self._lives, self.contents
         copies = self._copies[group]
-        old = new = None
+        old, new = None, _NEW
         for block, content in zip(blocks, contents, strict=True):
             if known[block] is not None:
                 self._drop_copy(block)
             elif not holders[block]:
                 self.num_cached += 1
             known[block] = content
-            copies[content] = copies[content] + 1 if content in copies else 1
+            if content in copies:
+                copies[content] += 1
+            else:
+                copies[content] = 1
             life = lives[block]
             if life is not old:
                 old = life
@@ -188,27 +191,29 @@ class Pool:
         """The contents of those of the blocks that have one are lost."""
         contents, lives, holders = self.contents, self._lives, self._holders
         losses: list[Loss] = []
-        old, alike = None, 0
+        free = 0
+        old, alike = None, 1
         for block in blocks:
             content = contents[block]
             if content is None:
                 continue
             contents[block] = None
             if not holders[block]:
-                self.num_cached -= 1
+                free += 1
             life = lives[block]
             if life is not old:
                 copies = self._copies[life[5]]
-            left = copies.pop(content) - 1
-            if left:
-                copies[content] = left
-            if life is not old or left != alike:
-                old, alike = life, left
+            count = copies.pop(content)
+            if count > 1:
+                copies[content] = count - 1
+            if life is not old or count != alike:
+                old, alike = life, count
                 lost_by: list[int] = []
                 lost: list[str] = []
-                losses.append((life, left, lost_by, lost))
+                losses.append((life, count - 1, lost_by, lost))
             lost_by.append(block)
             lost.append(content)
+        self.num_cached -= free
         return losses
 
     def evict_all(self) -> list[Loss]:
@@ -228,7 +233,10 @@ class Pool:
         self._cache([target], [content], group, origin)
 
     def _drop_copy(self, block: int) -> None:
-        copies, content = self._copies[self._lives[block][5]], self.contents[block]
+        content = self.contents[block]
+        if content is None:
+            return
+        copies = self._copies[self._lives[block][5]]
         left = copies.pop(content) - 1
         if left:
             copies[content] = left

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate, islice, pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from profilemate.events import FRAME, HASH_BYTES, OP_MASK, POOL_SHIFT, Op, whole_times
-
-_T = TypeVar("_T")
 
 _SHORT = "a column ends too early"
 
@@ -204,7 +202,7 @@ def episodes(payload: bytes, shape: Shape, content_ids: ContentIds) -> list[Epis
     found: list[Episode] = []
     time = begin = 0
     for at, op in enumerate(ops, 1):
-        if op == _STEP or op == _UPDATE:
+        if op in (_STEP, _UPDATE):
             time = events[at - 1][op == _STEP]
             found.append(Episode(time, ops[begin:at], events[begin:at]))
             begin = at

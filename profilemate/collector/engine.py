@@ -432,7 +432,8 @@ class Engine:
             middle = f",{reuses},{reason},"
             end = f",{copies_left},{origin},{owner},{cell},{self.rank},{pool},{group}"
             between = f"{end}\n{begin}"
-            rows = [f"{block}{middle}{content}" for block, content in zip(blocks, contents)]
+            pairs = zip(blocks, contents, strict=True)
+            rows = [f"{block}{middle}{content}" for block, content in pairs]
             self._evictions(f"{begin}{between.join(rows)}{end}")
             count += len(rows)
             lifetimes += len(rows) * lifetime

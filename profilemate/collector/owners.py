@@ -123,9 +123,7 @@ def _reused(episode: Episode) -> dict[tuple[int, int], set[int]]:
     return reused
 
 
-def _after_lookups(
-    episode: Episode, requests: Mapping[int, Request], owners: list[Parts]
-) -> int:
+def _after_lookups(episode: Episode, requests: Mapping[int, Request], owners: list[Parts]) -> int:
     """Give blocks that nobody claims to the request that was looked up before."""
     admitted = {number: count for number, _, count in told(episode, _ADMIT_LOOKED_UP)}
     tables: dict[int, list[int]] = {number: [] for number in admitted}

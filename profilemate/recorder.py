@@ -2,8 +2,9 @@
 """The hot path: where hooks keep what happened, until it is written.
 
 A hook appends one tuple for an event (``profilemate.encode`` has them) and no more. The hook that
-ends a step says so by ``step_ended``, which hands the step over, whole, to the thread that packs
-and writes: ``profilemate.writer``.
+ends a step says so by ``step_ended``, which puts a mark behind it: what is before a mark is taken,
+whole, by the thread that packs and writes, ``profilemate.writer``. It takes from the front of the
+list, hooks touch its end alone, and each does so by one call at a time, so neither needs a lock.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 import orjson
@@ -42,10 +42,11 @@ STATUS_NS = 5_000_000_000
 """How often the journal is told what recording has cost so far."""
 
 MAX_WAITING = 500_000
-"""Events that may wait for a disk that does not answer: some minutes, and 100 MB."""
+"""Events, and ends of steps, that may wait for a disk that does not answer: some minutes, and
+100 MB."""
 
-STEPS_IN_FRAME = 1_000
-"""At most, so that no single call holds the GIL for long."""
+EVENTS_IN_FRAME = 20_000
+"""At most, so that no single call holds the GIL for long; but a step is never divided."""
 
 PATIENCE_SEC = 5.0
 """How long the end of a journal waits for a write that does not return."""
@@ -60,10 +61,10 @@ class Recorder:
     The file descriptor is the recorder's from now on. ``name`` is what messages call it;
     ``pause_sec`` is how long events may wait to be written together.
 
-    ``keep`` takes an event, ``step`` lists those since the last step ended. ``repeats`` counts the
-    steps that were the same as the last one and scheduled nothing; what comes next is told after
-    them. ``hook_ns`` is the time that the hooks at the ends of steps took, in nanoseconds;
-    ``writing_ns`` the processor time of packing and writing.
+    ``keep`` takes an event. ``repeats`` counts the steps that were the same as the last one and
+    scheduled nothing; what comes next is told after them. ``hook_ns`` is the time that the hooks at
+    the ends of steps took, in nanoseconds; ``writing_ns`` the processor time of packing and
+    writing.
 
     What hooks call neither waits for a lock nor raises.
     """
@@ -81,24 +82,22 @@ class Recorder:
         self.writing_ns = 0
         self.repeats = 0
         self.repeated_until_ns = 0
-        self.step: list[Kept] = []
-        self.keep: Callable[[Kept], None] = self.step.append
+        # Each step's events, with a None before and behind them: its first is always one.
+        self._kept: list[Kept | None] = [None]
+        self.keep: Callable[[Kept], None] = self._kept.append
         _writer.pause_sec = min(_writer.pause_sec, pause_sec)
         self._on_stop: list[Callable[[], None]] = []
         # Of the hooks' thread:
+        self._is_off = False
         self._stopped = False
-        self._is_behind = False
         self._missed = 0
-        self._handed_over = 0
         # From there to the thread that writes, each taken and put by one call:
-        self._whole: list[list[Kept]] = []
         self._changes: list[dict[str, Any]] = []
         # Of whoever writes, which one thread does at a time:
         self._writing = threading.RLock()
         self._is_ending = False
         self._columns = Columns()
         self._file = JournalWriter(fd)
-        self._taken = 0
         self._dropped = 0
         self._lost = ""
         self._problem: Exception | None = None
@@ -111,7 +110,7 @@ class Recorder:
     @property
     def active(self) -> bool:
         """Whether events still reach the journal."""
-        return not (self._stopped or self._is_behind or self._lost)
+        return not (self._is_off or self._lost)
 
     @property
     def dropped(self) -> int:
@@ -122,7 +121,28 @@ class Recorder:
     def waiting(self) -> int:
         """Steps that ended, and changes that were told, which are not in the journal yet."""
         with self._writing:
-            return len(self._whole) + len(self._changes)
+            return self._kept.count(None) - 1 + len(self._changes)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether an event was kept since the last step ended."""
+        return self._kept[-1] is not None
+
+    def under_way(self) -> list[Kept]:
+        """The events since the last step ended."""
+        kept: list[Kept | None] = self._kept
+        events: list[Kept] = []
+        while (event := kept[-1 - len(events)]) is not None:
+            events.append(event)
+        return events[::-1]
+
+    def take_back(self) -> list[Kept]:
+        """As ``under_way``; they are no longer kept."""
+        events = self.under_way()
+        if events:
+            # Counted from the end: the front may be taken meanwhile.
+            del self._kept[-len(events) :]
+        return events
 
     def on_stop(self, undo: Callable[[], None]) -> None:
         """Call ``undo`` when this recorder stops for good: it takes the hooks away again."""
@@ -130,7 +150,15 @@ class Recorder:
 
     def step_ended(self) -> None:
         """What was kept is whole, and is to be written."""
-        self._hand_over()
+        kept = self._kept
+        if self._is_off:
+            self._missed += len(self.take_back())
+            return
+        if self.repeats:
+            self._tell_repeats()
+        kept.append(None)
+        if len(kept) > MAX_WAITING:
+            self._fall_behind()
         if _writer.is_idle:
             _writer.wake()
 
@@ -149,9 +177,8 @@ class Recorder:
         """
         if self._stopped:
             return
-        self._stopped = True
+        self._stopped = self._is_off = True
         reason = f"{type(error).__name__}: {error}"
-        self._hand_over()
         self.status(failed={where: reason})
         self._take_hooks_away()
         say(f"{self.name}: recording stopped, {where} failed ({reason}); vLLM goes on")
@@ -171,29 +198,27 @@ class Recorder:
 
     def flush(self) -> None:
         """Write what was kept, here and now."""
-        self._hand_over()
+        self.step_ended()
         with self._alone() as alone:
-            while alone and (self._whole or self._changes):
-                self._write()
+            while alone and self._write():
+                pass
 
     def write(self) -> bool:
-        """Write steps that have ended; returns whether there is more to write, or was."""
-        if not self._whole and not self._changes:
-            return False
+        """Write steps that have ended; returns whether there were any."""
+        written = False
         with self._alone() as alone:
             if alone:
                 # What comes meanwhile is for the next time.
-                for _ in range(0, len(self._whole) + 1, STEPS_IN_FRAME):
-                    self._write()
+                for _ in range(0, len(self._kept), EVENTS_IN_FRAME):
+                    written |= self._write()
         if self._problem is not None:
             self.fail("writing", self._problem)
-        return True
+        return written
 
     def close(self) -> None:
         """End the journal in good order; if it is just being written, when that is done."""
         if self._file.is_closed:
             return
-        self._hand_over()
         self._is_ending = True
         with self._alone() as alone:
             if alone and not self._file.is_closed:
@@ -204,33 +229,22 @@ class Recorder:
 
     def forget(self) -> None:
         """Let go without writing: this process is a fork and the journal is its parent's."""
-        self._stopped = True
-        self.step.clear()
-        self._whole.clear()
+        self._stopped = self._is_off = True
+        del self._kept[1:]
         self._changes.clear()
         self._take_hooks_away()
         self._file.close()
 
-    def _hand_over(self) -> None:
-        kept = self.step.copy()
-        # In this order: where a signal ends the process in between, no step is told twice.
-        self.step.clear()
-        if self.repeats:
-            told = encode.once, Op.REPEAT, self.repeated_until_ns, (self.repeats,)
-            self.repeats = 0
-            kept.insert(0, told)
-        if self._stopped or self._is_behind:
-            self._missed += len(kept)
-        elif self._handed_over - self._taken > MAX_WAITING:
-            self._fall_behind(len(kept))
-        elif kept:
-            self._handed_over += len(kept)
-            self._whole.append(kept)
+    def _tell_repeats(self) -> None:
+        """Tell them before what has been kept since."""
+        events = self.take_back()
+        self.keep((encode.once, Op.REPEAT, self.repeated_until_ns, (self.repeats,)))
+        self.repeats = 0
+        self._kept.extend(events)
 
-    def _fall_behind(self, events: int) -> None:
+    def _fall_behind(self) -> None:
         """The disk does not answer: what waits is still written, and nothing from now on."""
-        self._is_behind = True
-        self._missed += events
+        self._is_off = True
         reason = f"{MAX_WAITING:,} events wait for it"
         self.status(failed={"journal": reason})
         self._say_lost(reason)
@@ -265,31 +279,46 @@ class Recorder:
         if self._is_ending:
             self.close()
 
-    def _write(self) -> None:
-        """Write what was handed over, a frame at most. Never raises."""
+    def _write(self) -> bool:
+        """Write what waits, a frame at most; returns whether there was anything. Never raises."""
+        if len(self._kept) == 1 and not self._changes:
+            return False
         began = time.thread_time_ns()
-        steps = self._whole[:STEPS_IN_FRAME]
-        del self._whole[: len(steps)]
-        self._taken += sum(map(len, steps))
+        events = self._take()
         changes = self._changes.copy()
         del self._changes[: len(changes)]
         if self._lost or self._problem:
-            self._drop(steps)
-        elif steps:
+            self._drop(len(events))
+        elif events:
             try:
-                self._write_steps(steps)
+                self._write_events(events)
             except Exception as error:
                 self._problem = error
-                self._drop(steps)
+                self._drop(len(events))
             self._columns.clear()
         for change in changes:
             if not self._lost:
                 self._append(self._status_frame(Kind.STATUS, **change))
         self.writing_ns += time.thread_time_ns() - began
+        return bool(events or changes)
 
-    def _write_steps(self, steps: list[list[Kept]]) -> None:
+    def _take(self) -> list[Kept]:
+        """Take out the events of steps that have ended, a frame's at most."""
+        kept = self._kept
+        seen = kept[:EVENTS_IN_FRAME]
+        end = len(seen) - 1
+        while seen[end] is not None:
+            end -= 1
+        if not end and len(kept) > EVENTS_IN_FRAME:
+            with contextlib.suppress(ValueError):
+                end = kept.index(None, 1)
+        events = list(filter(None, kept[:end]))
+        del kept[:end]
+        return events
+
+    def _write_events(self, events: list[Kept]) -> None:
         columns = self._columns
-        for kept in chain.from_iterable(steps):
+        for kept in events:
             kept[0](columns, kept)
         last = columns.times[-1] if columns.times else self._written_ns
         data = journal.frame(Kind.EVENTS, columns.pack(self._written_ns))
@@ -304,8 +333,9 @@ class Recorder:
             self._tell_loss(Kind.STATUS)
 
     def _end(self) -> None:
-        while self._whole or self._changes:
-            self._write()
+        self.step_ended()
+        while self._write():
+            pass
         if self._problem is not None and not self._stopped:
             self.fail("writing", self._problem)
             self._write()
@@ -313,7 +343,7 @@ class Recorder:
             self._tell_loss(Kind.END)
         else:
             self._append(self._status_frame(Kind.END))
-        self._stopped = True
+        self._stopped = self._is_off = True
         self._file.close()
 
     def _status_frame(self, kind: Kind, **changes: Any) -> bytes:
@@ -336,8 +366,8 @@ class Recorder:
             return False
         return True
 
-    def _drop(self, steps: list[list[Kept]]) -> None:
-        self._dropped += sum(map(len, steps))
+    def _drop(self, events: int) -> None:
+        self._dropped += events
         now = time.monotonic_ns()
         if self._lost and now > self._next_retry_ns:
             self._next_retry_ns = now + RETRY_NS

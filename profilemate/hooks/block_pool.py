@@ -15,7 +15,7 @@ from typing import Any
 
 from profilemate import encode
 from profilemate.events import MAX_POOLS, Op, op_of
-from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.instances import followed, own_method, put, reference, required_method
 from profilemate.hooks.parts import Part
 from profilemate.hooks.requests import Requests, hash_bytes
 
@@ -158,24 +158,13 @@ def _watch_cache_full_blocks(
     now, index, keep = time.monotonic_ns, requests.index, part.keep
     layout, op = encode.cached, Op.CACHE
 
-    def by_table(
-        request: Any,
-        blocks: Any,
-        num_cached_blocks: int,
-        num_full_blocks: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        result = original(
-            this(), request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs
-        )
+    def by_table(_: Any, request: Any, first: int, last: int) -> None:
         try:
-            if num_cached_blocks < num_full_blocks:
+            if first < last:
                 told, hashes = index[request.request_id], request.block_hashes
-                keep((layout, op, now(), told, hashes, num_cached_blocks, num_full_blocks))
+                keep((layout, op, now(), told, hashes, first, last))
         except Exception as error:
             part.fail("cache_full_blocks", error)
-        return result
 
     def by_list(*args: Any, **kwargs: Any) -> Any:
         result = original(this(), *args, **kwargs)
@@ -187,8 +176,10 @@ def _watch_cache_full_blocks(
             part.fail("cache_full_blocks", error)
         return result
 
-    known = names[:4] == ["request", "blocks", "num_cached_blocks", "num_full_blocks"]
-    hook = by_table if tabled and known else by_list
+    hook: Callable[..., Any] = by_list
+    if tabled and names[:4] == ["request", "blocks", "num_cached_blocks", "num_full_blocks"]:
+        told = "request", "num_cached_blocks", "num_full_blocks"
+        hook = followed(pool, "cache_full_blocks", original, by_table, *told)
     part.on_stop(put(pool, "cache_full_blocks", hook))
 
 

@@ -18,7 +18,7 @@ from profilemate import encode
 from profilemate.events import Op
 from profilemate.hooks.graph_sources import Batch, batch_of, batch_of_execution
 from profilemate.hooks.graphs import MAX_NS, Entry, Graphs
-from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.instances import followed, own_method, put, reference, required_method
 
 _now = time.monotonic_ns
 
@@ -51,13 +51,17 @@ class Executions:
             self.graphs.tell_recent()
         self.answer = self.dummy_tokens = self.graphs.captured = None
 
+    def dispatched(self, answer: Any) -> None:
+        """The execution under way was dispatched."""
+        self.answer = answer
+
     def end(self, scheduler_output: Any) -> None:
         """The execution ended, well or not; it was given this, if it was no dummy."""
         ended = _now()
         recent = self._recent
         if len(recent) == 1 and self.dummy_tokens is None and not (self.warming_up or self._timer):
             # At every step of a server: as below, in as few calls as can be.
-            entry = recent[0]
+            (entry,) = recent
             if entry.of_model and entry.launch_ns < MAX_NS:
                 tokens = scheduler_output.total_num_scheduled_tokens
                 recent.clear()
@@ -155,20 +159,20 @@ def _watch_steps(runner: Any, executions: Executions) -> None:
     original, this = required_method(runner, "execute_model"), reference(runner)
     part = executions.graphs.executions
 
-    def execute_model(*args: Any, **kwargs: Any) -> Any:
+    def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if executions.depth:
-            return original(this(), *args, **kwargs)
+            return original(this(), scheduler_output, *args, **kwargs)
         try:
             executions.depth = 1
             executions.begin()
         except Exception as error:
             part.fail("execute_model", error)
         try:
-            return original(this(), *args, **kwargs)
+            return original(this(), scheduler_output, *args, **kwargs)
         finally:
             executions.depth = 0
             try:
-                executions.end(args[0] if args else kwargs["scheduler_output"])
+                executions.end(scheduler_output)
             except Exception as error:
                 part.fail("execute_model", error)
 
@@ -230,7 +234,7 @@ def _watch_dispatch(runner: Any, executions: Executions) -> None:
         method = owner and own_method(owner, name)
         if method:
             executions.is_dispatched = True
-            on_stop(put(owner, name, _noted_method(method, reference(owner), executions)))
+            on_stop(put(owner, name, followed(owner, name, method, executions.dispatched)))
             return
     module = sys.modules[type(runner).__module__]
     name = "dispatch_cg_and_sync_dp"
@@ -240,16 +244,6 @@ def _watch_dispatch(runner: Any, executions: Executions) -> None:
         ours = _noted_function(function, executions)
         setattr(module, name, ours)
         on_stop(lambda: _put_back(module, name, ours, function))
-
-
-def _noted_method(
-    original: Callable[..., Any], this: Callable[[], Any], executions: Executions
-) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        answer = executions.answer = original(this(), *args, **kwargs)
-        return answer
-
-    return call
 
 
 def _noted_function(original: Callable[..., Any], executions: Executions) -> Callable[..., Any]:

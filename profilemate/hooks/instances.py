@@ -48,6 +48,48 @@ def required_method(instance: object, name: str) -> Callable[..., Any]:
     return method
 
 
+def followed(
+    instance: object,
+    name: str,
+    original: Callable[..., Any],
+    after: Callable[..., None],
+    *told: str,
+) -> Callable[..., Any]:
+    """A function of this method's own parameters that calls it and then ``after``.
+
+    ``after`` gets the method's result and the arguments of these names, and must not raise. To
+    hand on keywords by ``**kwargs`` takes Python a microsecond, by place a tenth of that: so the
+    function is made from the parameters, where they allow it.
+    """
+    this = reference(instance)
+    signature = inspect.signature(getattr(instance, name))
+    parameters = signature.parameters.values()
+    if any(each.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for each in parameters):
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(this(), *args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            after(result, *(given[each] for each in told))
+            return result
+
+        return call
+    names: dict[str, Any] = {"_original": original, "_this": this, "_after": after}
+    taken = []
+    for each in parameters:
+        has_default = each.default is not inspect.Parameter.empty
+        names[f"_default_{each.name}"] = each.default
+        taken.append(f"{each.name}=_default_{each.name}" if has_default else each.name)
+    source = f"""
+def {name}({", ".join(taken)}):
+    _result = _original({", ".join(["_this()", *signature.parameters])})
+    _after({", ".join(["_result", *told])})
+    return _result
+"""
+    exec(source, names)
+    made: Callable[..., Any] = names[name]
+    return made
+
+
 def _check_takes_as_much(replacement: Callable[..., Any], method: Callable[..., Any]) -> None:
     ours = inspect.signature(replacement).parameters.values()
     kinds = {parameter.kind for parameter in ours}

@@ -60,7 +60,7 @@ class Steps:
     @property
     def has_news(self) -> bool:
         """Whether something happened since the last step ended."""
-        return bool(self._recorder.step)
+        return self._recorder.has_news
 
     def settle(self) -> None:
         """Tell what happened outside a step at once: none may follow."""
@@ -74,11 +74,13 @@ class Steps:
         running, waiting = self._counts(self._scheduler())
         tokens = output.total_num_scheduled_tokens
         signature = None
-        if not tokens and all(kept[1] is Op.LOOKUP for kept in recorder.step):
-            signature = (running, waiting, [kept[-1] for kept in recorder.step])
-            if signature == self._idle_signature:
-                self._repeat(ended)
-                return
+        if not tokens:
+            events = recorder.under_way()
+            if all(kept[1] is Op.LOOKUP for kept in events):
+                signature = (running, waiting, [kept[-1] for kept in events])
+                if signature == self._idle_signature:
+                    self._repeat(ended)
+                    return
         self._idle_signature = signature
         prefill_tokens = self._assign(output)
         if self._requests.forgotten_by_steps:
@@ -103,7 +105,7 @@ class Steps:
         self._inside = False
         if began:
             self._tell_first_tokens(began)
-        if self._recorder.step:
+        if self._recorder.has_news:
             self._tell_update()
             self._recorder.step_ended()
 
@@ -126,7 +128,7 @@ class Steps:
 
     def _repeat(self, ended: int) -> None:
         recorder = self._recorder
-        recorder.step.clear()
+        recorder.take_back()
         self._requests.looked_up.clear()
         recorder.repeats += 1
         recorder.repeated_until_ns = ended

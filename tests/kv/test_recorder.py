@@ -448,7 +448,7 @@ def test_memory_of_a_recorder_that_lost_its_disk_stays_small() -> None:
             for number in range(50):
                 lost.keep((encode.blob, Op.GRAPH, number, number, b"x" * 1_000))
             lost.flush()
-            assert not lost.step
+            assert not lost.has_news
             assert not lost.waiting
         lost.close()
     assert lost.dropped == 5_000

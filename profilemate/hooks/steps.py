@@ -24,7 +24,10 @@ Awaited = tuple[int, Any]
 
 
 class Steps:
-    """Writes one scheduler's step events. Holds the scheduler and its pools weakly."""
+    """Writes one scheduler's step events. Holds the scheduler and its pools weakly.
+
+    ``updating``: the results of a step are being processed.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Steps:
         self._awaiting: list[Awaited] = []
         self._idle_signature: tuple[Any, ...] | None = None
         self._repeat_told_ns = 0
-        self._inside = False
+        self.updating = False
 
     def forget_prefill(self, request_id: str) -> None:
         """The request no longer computes a prompt: it was preempted or has ended."""
@@ -64,14 +67,15 @@ class Steps:
 
     def settle(self) -> None:
         """Tell what happened outside a step at once: none may follow."""
-        if not self._inside:
+        if not self.updating:
             self._tell_update()
             self._recorder.step_ended()
 
     def scheduled(self, output: Any, began: int, ended: int) -> None:
         """A step was scheduled."""
         recorder = self._recorder
-        running, waiting = self._counts(self._scheduler())
+        scheduler = self._scheduler()
+        running, waiting = self._counts(scheduler)
         tokens = output.total_num_scheduled_tokens
         signature = None
         if not tokens:
@@ -82,7 +86,7 @@ class Steps:
                     self._repeat(ended)
                     return
         self._idle_signature = signature
-        prefill_tokens = self._assign(output)
+        prefill_tokens = self._assign(scheduler, output)
         if self._requests.forgotten_by_steps:
             for request_id in output.finished_req_ids:
                 self.forget_prefill(request_id)
@@ -95,15 +99,10 @@ class Steps:
         self._repeat_told_ns = ended
         recorder.hook_ns += time.monotonic_ns() - ended
 
-    def updating(self) -> int:
-        """The results of a step are about to be processed; the time that first tokens came."""
-        self._inside = True
-        return time.monotonic_ns() if self._awaiting else 0
-
     def updated(self, began: int) -> None:
         """The results of a step, which came in at ``began``, have been processed."""
-        self._inside = False
-        if began:
+        self.updating = False
+        if self._awaiting:
             self._tell_first_tokens(began)
         if self._recorder.has_news:
             self._tell_update()
@@ -136,25 +135,29 @@ class Steps:
             recorder.step_ended()
             self._repeat_told_ns = ended
 
-    def _assign(self, output: Any) -> int:
+    def _assign(self, scheduler: Any, output: Any) -> int:
         """Tell whose the step's new blocks are; returns the tokens that computed prompts."""
         scheduled = output.num_scheduled_tokens
         prefill_tokens = self._continue_prefills(scheduled) if self._prefills else 0
         for data in output.scheduled_new_reqs:
             prefill_tokens += self._admit(
-                data.req_id, data.num_computed_tokens, data.block_ids, scheduled
+                scheduler, data.req_id, data.num_computed_tokens, data.block_ids, scheduled
             )
         cached = output.scheduled_cached_reqs
         if isinstance(cached, list):
             cached = _by_column(cached)
         ids, blocks = cached.req_ids, cached.new_block_ids
-        resumed = _resumed(cached)
+        resumed = getattr(cached, "resumed_req_ids", None)
+        if resumed is None:
+            resumed = _resumed(cached)
         if resumed:
             # They are a set, and the order in which they were scheduled is the list's.
             for at, request_id in enumerate(ids):
                 if request_id in resumed:
                     computed = cached.num_computed_tokens[at]
-                    prefill_tokens += self._admit(request_id, computed, blocks[at], scheduled)
+                    prefill_tokens += self._admit(
+                        scheduler, request_id, computed, blocks[at], scheduled
+                    )
             others = [at for at, request_id in enumerate(ids) if request_id not in resumed]
             ids, blocks = [ids[at] for at in others], [blocks[at] for at in others]
         handed_out = list(filter(None, blocks))
@@ -163,10 +166,17 @@ class Steps:
             self._keep((encode.assigned, Op.ASSIGN, numbers, handed_out))
         return prefill_tokens
 
-    def _admit(self, request_id: str, computed: int, groups: Any, scheduled: dict[str, int]) -> int:
+    def _admit(
+        self,
+        scheduler: Any,
+        request_id: str,
+        computed: int,
+        groups: Any,
+        scheduled: dict[str, int],
+    ) -> int:
         """Tell that a request runs from now on; returns the tokens of its prompt in this step."""
         number = self._requests.index.get(request_id)
-        request = self._scheduler().requests[request_id]
+        request = scheduler.requests[request_id]
         if number is None:
             number = self._requests.number(request, time.monotonic_ns())
         groups = _by_group(groups)
@@ -236,13 +246,10 @@ def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
 
 def _watch_update(scheduler: Any, steps: Steps, part: Part) -> None:
     original, this = required_method(scheduler, "update_from_output"), reference(scheduler)
+    now = time.monotonic_ns
 
     def update_from_output(*args: Any, **kwargs: Any) -> Any:
-        began = 0
-        try:
-            began = steps.updating()
-        except Exception as error:
-            part.fail("update_from_output", error)
+        steps.updating, began = True, now()
         try:
             return original(this(), *args, **kwargs)
         finally:
@@ -328,9 +335,6 @@ def _by_group(block_ids: Any) -> Any:
     return [block_ids] if block_ids and isinstance(block_ids[0], int) else block_ids
 
 
-def _resumed(cached: Any) -> Any:
-    """Ids of the requests that run again after a preemption, in either of its forms."""
-    ids = getattr(cached, "resumed_req_ids", None)
-    if ids is None:
-        ids = set(compress(cached.req_ids, getattr(cached, "resumed_from_preemption", ())))
-    return ids
+def _resumed(cached: Any) -> set[str]:
+    """Ids of the requests that run again after a preemption, where a release has no set of them."""
+    return set(compress(cached.req_ids, getattr(cached, "resumed_from_preemption", ())))

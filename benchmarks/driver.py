@@ -36,6 +36,9 @@ from tests.support.scheduler import (
 
 SAMPLES = 16
 
+RUNNING = 128
+"""Requests at once, at most."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -89,7 +92,7 @@ def record_trace(model: Path, options: argparse.Namespace) -> None:
 
 def many_requests(model: Path, options: argparse.Namespace) -> None:
     """Print the requests that have ended, resident memory and Python's objects, now and then."""
-    scheduler = build_scheduler(model, 1_000, max_num_seqs=128)
+    scheduler = build_scheduler(model, 1_000, max_num_seqs=RUNNING)
     pending = short_requests(options.requests)
     batch = max(1, options.requests // SAMPLES)
     gc.collect()
@@ -97,8 +100,10 @@ def many_requests(model: Path, options: argparse.Namespace) -> None:
     for ended in range(batch, options.requests + 1, batch):
         for request in itertools.islice(pending, batch):
             scheduler.add_request(request)
-            if len(scheduler.requests) >= 256:
-                step(scheduler)
+            if len(scheduler.requests) >= 2 * RUNNING:
+                # In batches: a step takes as long for one that ends as for all.
+                while len(scheduler.requests) > RUNNING:
+                    step(scheduler)
         while scheduler.has_unfinished_requests():
             step(scheduler)
         gc.collect()

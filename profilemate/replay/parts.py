@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
@@ -50,8 +50,14 @@ def write_model(folder: Path, **changes: Any) -> Path:
 
 def known(callee: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Those of the arguments that this release knows."""
-    names = inspect.signature(callee).parameters
+    names = _parameters(callee)
     return {name: value for name, value in arguments.items() if name in names}
+
+
+@functools.cache
+def _parameters(callee: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    # Looked up once: it takes longer than to make a request.
+    return inspect.signature(callee).parameters
 
 
 def build_scheduler(
@@ -174,7 +180,7 @@ class RequestMaker:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
-        parameters = inspect.signature(Request).parameters
+        parameters = _parameters(Request)
         # What a release asks for beyond this may be None.
         arguments: dict[str, Any] = {
             name: None

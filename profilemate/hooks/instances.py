@@ -64,30 +64,37 @@ def followed(
     this = reference(instance)
     signature = inspect.signature(getattr(instance, name))
     parameters = signature.parameters.values()
-    if any(each.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for each in parameters):
+    if not all(map(_is_ordinary, parameters)):
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = original(this(), *args, **kwargs)
-            given = signature.bind(*args, **kwargs).arguments
-            after(result, *(given[each] for each in told))
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            after(result, *map(given.arguments.__getitem__, told))
             return result
 
         return call
     names: dict[str, Any] = {"_original": original, "_this": this, "_after": after}
-    taken = []
-    for each in parameters:
-        has_default = each.default is not inspect.Parameter.empty
-        names[f"_default_{each.name}"] = each.default
-        taken.append(f"{each.name}=_default_{each.name}" if has_default else each.name)
+    names |= {f"_default_{each.name}": each.default for each in parameters}
+    taken = [
+        each.name if each.default is each.empty else f"{each.name}=_default_{each.name}"
+        for each in parameters
+    ]
     source = f"""
 def {name}({", ".join(taken)}):
     _result = _original({", ".join(["_this()", *signature.parameters])})
     _after({", ".join(["_result", *told])})
     return _result
 """
-    exec(source, names)
+    exec(compile(source, f"<{__name__}: {name}>", "exec"), names)
     made: Callable[..., Any] = names[name]
     return made
+
+
+def _is_ordinary(parameter: inspect.Parameter) -> bool:
+    """Whether an argument can be given by place, under a name that is not one of ours."""
+    by_place = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return by_place and not parameter.name.startswith("_")
 
 
 def _check_takes_as_much(replacement: Callable[..., Any], method: Callable[..., Any]) -> None:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from profilemate.hooks.instances import put
+from profilemate.hooks.instances import followed, put
 
 
 class Pool:
@@ -80,3 +81,73 @@ def test_what_takes_as_much_is_put_there(name: str, make: Make) -> None:
     assert getattr(pool, name)(1) == -1
     undo()
     assert getattr(pool, name)(1) == 1
+
+
+BLOCKS = object()
+
+
+class Keeper:
+    def ordinary(self, request: int, blocks: object = BLOCKS, size: int = 16) -> object:
+        return request, blocks, size
+
+    def keyword(self, request: int, *, size: int = 16) -> object:
+        return request, size
+
+    def private(self, _result: int, size: int = 16) -> object:
+        return _result, size
+
+    def open_ended(self, *request: int, size: int = 16, **more: int) -> object:
+        return request, size, more
+
+    def failing(self, request: int) -> object:
+        raise LookupError(request)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs", "size"),
+    [
+        ("ordinary", (1,), {}, 16),
+        ("ordinary", (1, [2], 3), {}, 3),
+        ("ordinary", (), {"size": 3, "request": 1}, 3),
+        ("keyword", (1,), {}, 16),
+        ("keyword", (), {"size": 3, "request": 1}, 3),
+        ("private", (1,), {"size": 3}, 3),
+        ("open_ended", (1, 2), {"other": 4}, 16),
+        ("open_ended", (), {"size": 3}, 3),
+    ],
+)
+def test_what_follows_a_call(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
+) -> None:
+    """It gets the result and the arguments that it asks for, those by default included."""
+    keeper, told = Keeper(), []
+
+    def after(result: object, *wanted: object) -> None:
+        told.append((result, wanted))
+
+    expected = getattr(keeper, name)(*args, **kwargs)
+    original = getattr(Keeper, name)
+    put(keeper, name, followed(keeper, name, original, after, "size"))
+    found = getattr(keeper, name)(*args, **kwargs)
+    assert found == expected
+    assert told == [(expected, (size,))]
+    if name == "ordinary" and not kwargs and len(args) == 1:
+        assert found[1] is BLOCKS
+
+
+def test_what_fails_is_followed_by_nothing() -> None:
+    keeper, told = Keeper(), []
+    put(keeper, "failing", followed(keeper, "failing", Keeper.failing, told.append))
+    with pytest.raises(LookupError):
+        keeper.failing(1)
+    with pytest.raises(TypeError, match="failing"):
+        keeper.failing()  # type: ignore[call-arg]
+    assert not told
+
+
+def test_what_follows_does_not_keep_the_object() -> None:
+    keeper = Keeper()
+    gone = weakref.ref(keeper)
+    put(keeper, "ordinary", followed(keeper, "ordinary", Keeper.ordinary, lambda result: None))
+    del keeper
+    assert gone() is None

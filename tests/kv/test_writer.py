@@ -55,19 +55,31 @@ def tell_step(into: Recorder, number: int) -> None:
 
 def told(path: Path) -> tuple[list[int], list[Kind]]:
     """The numbers of the steps in a journal, and the kinds of its frames."""
+    numbers = [number for frame in frames_of(path) for number in frame]
+    return numbers, [kind for kind, _ in read(path)]
+
+
+def frames_of(path: Path) -> list[list[int]]:
+    """The numbers in each frame of events."""
+    return [
+        [
+            event[-1]
+            for episode in episodes(payload, Shape(1, 1), lambda _: [])
+            for event in episode.events
+        ]
+        for kind, payload in read(path)
+        if kind is Kind.EVENTS
+    ]
+
+
+def read(path: Path) -> list[tuple[Kind, bytes]]:
+    """The frames of a journal."""
     reader = JournalReader(path)
     frames = []
     while more := reader.read():
         frames += more
     reader.close()
-    events = [
-        event
-        for kind, payload in frames
-        if kind is Kind.EVENTS
-        for episode in episodes(payload, Shape(1, 1), lambda _: [])
-        for event in episode.events
-    ]
-    return [number for _, _, number in events], [kind for kind, _ in frames]
+    return frames
 
 
 def wait_for(condition: Any) -> None:
@@ -116,6 +128,20 @@ def test_many_steps_while_it_writes(journal: JournalAt) -> None:
             wait_until_written()
     wait_until_written()
     assert told(path)[0] == list(range(50_000))
+
+
+def test_a_step_longer_than_a_frame(journal: JournalAt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one frame, as it is one episode; shorter ones are divided between steps."""
+    opened, path = journal
+    monkeypatch.setattr(recorder, "EVENTS_IN_FRAME", 10)
+    for events in (25, 3, 3, 3, 12):
+        for number in range(events):
+            opened.keep((encode.once, Op.RESET, time.monotonic_ns(), (number,)))
+        opened._kept.append(None)
+    opened.flush()
+    sizes = [len(frame) for frame in frames_of(path)]
+    assert sizes == [25, 6, 3, 12]
+    assert told(path)[0] == [number for frame in (25, 3, 3, 3, 12) for number in range(frame)]
 
 
 def test_it_holds_back_where_vllm_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

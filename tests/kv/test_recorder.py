@@ -254,7 +254,7 @@ LOST_WITH = {
         (block_pool, "_record_cached", 10, "cache_full_blocks"),
         (Requests, "leaving", 10, "free"),
         (steps.Steps, "_assign", 10, "schedule"),
-        (steps.Steps, "updating", 10, "update_from_output"),
+        (steps.Steps, "_tell_first_tokens", 2, "update_from_output"),
         (steps.Steps, "_tell_update", 10, "update_from_output"),
         (Requests, "number", 2, "add_request"),
         (Requests, "finish", 10, "_free_request"),

@@ -105,7 +105,7 @@ class Held:
         first = pl.min_horizontal(pl.col("first_token_sec").fill_null(float("inf")), until)
         before = pl.col("blocks") * (first - at).clip(0)
         after = pl.col("blocks") * (until - pl.max_horizontal(at, first)).clip(0)
-        self.parts.append(
+        moved = (
             batch.lazy()
             .filter(
                 pl.col("event").is_in(["allocate", "reuse", "free"])
@@ -118,8 +118,14 @@ class Held:
                 .then(-pl.col("num_blocks"))
                 .otherwise("num_blocks"),
             )
+            .collect()
+        )
+        # A session may have millions of requests, and a piece of its table some thousands.
+        starts = self._starts.lazy().join(moved.lazy(), on=_NAME, how="semi").sort("since")
+        self.parts.append(
+            moved.lazy()
             .join_asof(
-                self._starts.lazy(),
+                starts,
                 left_on="timestamp_sec",
                 right_on="since",
                 by=_NAME,

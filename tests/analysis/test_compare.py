@@ -195,7 +195,7 @@ class TestDoubts:
         assert self.doubts(before, after).startswith(said)
 
     def test_one_that_is_too_short(self, before: SessionBuilder, after: SessionBuilder) -> None:
-        after.metadata(ended_at="2026-01-31T12:00:09.5Z")
+        after.metadata(ended_at="2026-01-31T12:00:09.500000Z")
         assert self.doubts(before, after) == "B is too short: 9.5 s, and 10 s are needed."
 
     def test_too_few_requests(self, before: SessionBuilder, after: SessionBuilder) -> None:

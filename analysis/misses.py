@@ -77,8 +77,11 @@ class Evicted:
         self.parts.append(
             batch.with_row_index("eviction", offset=self.seen)
             .lazy()
-            .filter(pl.col("copies_left").fill_null(0) == 0)
-            .join(pl.LazyFrame({"content_id": self.wanted}), on="content_id", how="semi")
+            .filter(
+                # A join would first copy the rows that it looks up, with their text.
+                (pl.col("copies_left").fill_null(0) == 0)
+                & pl.col("content_id").is_in(self.wanted.implode())
+            )
             .select(
                 "eviction",
                 key=KEY,
@@ -232,27 +235,39 @@ def classify(
     """
     known = _with_loss(blocks, evicted.filter(pl.col("group") == group))
     dropped = pl.lit(drops_hit_block) & pl.col("first") & (pl.col("index") > 0)
-    cached = pl.when("first").then(pl.lit("held back")).otherwise(pl.lit("behind"))
+    cached = pl.when("first").then(_said("held back")).otherwise(_said("behind"))
     reason = (
         pl.when(dropped)
-        .then(pl.lit("speculation"))
+        .then(_said("speculation"))
         .when(pl.col("computing").is_not_null())
-        .then(pl.lit("not yet cached"))
+        .then(_said("not yet cached"))
         .when(pl.col("evicted_sec").is_not_null())
-        .then(pl.lit("capacity"))
+        .then(_said("capacity"))
         .when(pl.col("made_sec").is_not_null())
         .then(cached)
         .when(pl.col("rank").is_not_null())
-        .then(pl.lit("other rank"))
-        .otherwise(pl.lit("compulsory"))
-        .cast(REASON)
+        .then(_said("other rank"))
+        .otherwise(_said("compulsory"))
     )
+    told = _with(known, _other_ranks(known, prompts, pieces, evicted, group))
+    return _with(told, _lacking_groups(known, evicted, group)).with_columns(reason=reason)
+
+
+def _said(reason: str) -> pl.Expr:
+    return pl.lit(reason, REASON)
+
+
+def _with(blocks: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    """The blocks with what is told of some of them, by ``lookup`` and ``index``."""
     place = ["lookup", "index"]
-    return (
-        known.join(_other_ranks(known, prompts, pieces, evicted, group), on=place, how="left")
-        .join(_lacking_groups(known, evicted, group), on=place, how="left")
-        .with_columns(reason=reason)
-    )
+    if told.is_empty():
+        # One engine, one KV cache group: the usual case.
+        return blocks.with_columns(
+            pl.lit(None, kind).alias(name)
+            for name, kind in told.schema.items()
+            if name not in place
+        )
+    return blocks.join(told, on=place, how="left")
 
 
 def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:

@@ -157,7 +157,7 @@ def _levels(requests: pl.DataFrame, lengths: list[int]) -> tuple[pl.Series, tupl
         )
         if level.is_empty():
             break
-        later = level.filter(pl.int_range(pl.len()).over("parent") > 0)["request"]
+        later = level.filter(~pl.col("parent").is_first_distinct())["request"]
         shared = shared.scatter(later, length)
         above = length
     return shared, _largest(families, requests)

@@ -271,18 +271,19 @@ def with_shortfall(
     def up_to(moment: str, *, inclusive: bool) -> pl.Series:
         """Blocks handed out on each block's engine up to this moment of its own."""
         moments = lost.select("engine", timestamp_sec=moment).with_row_index("row")
-        return (
-            moments.sort("timestamp_sec")
-            .join_asof(
-                handed_out,
+        # Engine by engine: by a key such a join is several times slower.
+        parts = [
+            part.sort("timestamp_sec").join_asof(
+                handed_out.filter(pl.col("engine") == engine).drop("engine"),
                 on="timestamp_sec",
-                by="engine",
                 allow_exact_matches=inclusive,
                 check_sortedness=False,
             )
-            .sort("row")["handed_out"]
-            .fill_null(0)
-        )
+            for (engine,), part in moments.group_by("engine")
+        ]
+        if not parts:
+            return pl.Series("handed_out", [], pl.Int64)
+        return pl.concat(parts).sort("row")["handed_out"].fill_null(0)
 
     since = up_to("timestamp_sec", inclusive=True) - up_to("evicted_sec", inclusive=False)
     reachable = pl.col("first_other").is_null() | (pl.col("index") < pl.col("first_other"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.facts import Facts
+from analysis.preempting import Steps
 from analysis.session import Session
 from analysis.usage import Usage, blocks_by_engine
 
@@ -65,8 +66,8 @@ class Admission:
     circling: tuple[PreemptsItself, ...]
 
 
-def measure(session: Session, facts: Facts, usage: Usage) -> Admission:
-    """Admission over all engines of the session.
+def measure(session: Session, facts: Facts, usage: Usage, steps: Steps) -> Admission:
+    """Admission over all engines of the session; ``steps`` have seen all of it.
 
     Raises:
         SessionError: the table cannot be read.
@@ -79,7 +80,7 @@ def measure(session: Session, facts: Facts, usage: Usage) -> Admission:
         ),
         history=True,
     ).row(0)
-    circling = _circling(session)
+    circling = _circling(session, steps)
     self_preempted = (
         circling.height,
         tuple(PreemptsItself(*row) for row in circling.head(SHOWN).iter_rows()),
@@ -108,7 +109,7 @@ def measure(session: Session, facts: Facts, usage: Usage) -> Admission:
     return Admission(looked_up, never_admitted, too_large.height, largest, *self_preempted)
 
 
-def _circling(session: Session) -> pl.DataFrame:
+def _circling(session: Session, stepped: Steps) -> pl.DataFrame:
     """Requests that preempted themselves while alone, and how often: in such a step one request
     is preempted, none is left running, and nothing is scheduled."""
     alone = (
@@ -116,9 +117,8 @@ def _circling(session: Session) -> pl.DataFrame:
         & (pl.col("running_reqs") == 0)
         & (pl.col("scheduled_tokens") == 0)
     )
-    steps = session.collect(
-        "scheduler_steps", lambda table: table.filter(alone).select("engine", "step")
-    )
+    counts = pl.col("timestamp_sec") >= session.begin_sec
+    steps = stepped.preempting().filter(counts & alone).select("engine", "step")
     if steps.is_empty():
         return pl.DataFrame(schema={"request_id": pl.String, "engine": pl.Int64, "times": pl.Int64})
     return session.collect(

@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from analysis.facts import Facts
+from analysis.preempting import TABLE, Steps
 from analysis.prompts import Prompts
 from analysis.session import Session
 from analysis.tables import TABLES
 
-TABLE = "scheduler_steps"
 ALLOCATIONS = "kv_cache_allocations"
 EVICTION_COLUMNS = ("timestamp_sec", "owner_request", "evicting_request", "engine")
 
@@ -216,7 +216,9 @@ class Taken:
         return dict(rows.iter_rows())
 
 
-def measure(session: Session, facts: Facts, preempted: pl.DataFrame, taken: Taken) -> Preemptions:
+def measure(
+    session: Session, facts: Facts, preempted: pl.DataFrame, taken: Taken, steps: Steps
+) -> Preemptions:
     """The bill over all engines of the session.
 
     Args:
@@ -224,24 +226,19 @@ def measure(session: Session, facts: Facts, preempted: pl.DataFrame, taken: Take
         facts: of the session.
         preempted: what ``victims`` found.
         taken: that has seen all evictions.
+        steps: that have seen all steps.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    by_engine = session.collect(
-        TABLE,
-        lambda table: table.group_by("engine").agg(
-            pl.col("preempted_reqs", "repeats", "scheduled_tokens").sum()
-        ),
-    )
-    scheduled = int(by_engine["scheduled_tokens"].sum())
-    priced = bill(session, facts, preempted)
+    scheduled = steps.scheduled_tokens
+    priced = bill(session, facts, preempted, steps)
     recomputed = int(priced["recomputed"].sum())
     own = priced.filter("by_itself")
     return Preemptions(
-        count=int(by_engine["preempted_reqs"].sum()),
-        steps=int(by_engine["repeats"].sum()),
+        count=steps.preempted,
+        steps=steps.steps,
         resumed=priced.height,
         recomputed_tokens=recomputed,
         scheduled_tokens=scheduled,
@@ -332,18 +329,12 @@ def _put_off(session: Session, facts: Facts) -> tuple[int, float]:
     return int(count), float(seconds)
 
 
-def bill(session: Session, facts: Facts, preempted: pl.DataFrame) -> pl.DataFrame:
+def bill(session: Session, facts: Facts, preempted: pl.DataFrame, stepped: Steps) -> pl.DataFrame:
     """The victims with ``computed``, ``recomputed``, ``lost_sec``, ``made_room_for`` and
     ``by_itself``; ``freed_blocks``, and if these were parked, for how many steps and how long
     (``parked_steps``, ``parked_sec``): then ``preempted_sec`` is when that began."""
     moves = _moves(session, facts, preempted)
-    steps = session.collect(
-        TABLE,
-        lambda table: table.filter(pl.col("preempted_reqs") > 0).select(
-            "engine", "step", "preempted_reqs", at="timestamp_sec"
-        ),
-        history=True,
-    )
+    steps = stepped.preempting().select("engine", "step", "preempted_reqs", at="timestamp_sec")
     freed = _with_parking(
         session,
         moves.filter(pl.col("event") == "free")

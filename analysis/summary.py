@@ -31,6 +31,7 @@ from analysis import (
     miss_reasons,
     misses,
     pieces,
+    preempting,
     preemptions,
     prefix_cache,
     pressure,
@@ -142,6 +143,10 @@ def _summarize(session: Session, beside: Executor) -> Summary:
     prefix_families = beside.submit(begun.result, session, known)
     stepped = _stepped(session, known, used)
     known_runs = runs.named(session, known_prompts)
+    # Of small tables, while contents are compared.
+    hits = beside.submit(prefix_cache.measure, session)
+    admitted = beside.submit(admission.measure, session, known, used, stepped.preempting)
+    fragmented = beside.submit(fragmentation.measure, session, known, used)
     preempted = preemptions.victims(known_runs, known_prompts, session.begin_sec)
     watched = _Watched(evictions.Counted(session.begin_sec), preemptions.Taken(preempted))
     in_common = pieces.shared(known_prompts)
@@ -195,14 +200,16 @@ def _summarize(session: Session, beside: Executor) -> Summary:
         rent=rent.measure(
             session, known, known_prompts, used_again, returned, held, watched.counted.kept()
         ),
-        prefix_cache=prefix_cache.measure(session),
+        prefix_cache=hits.result(),
         requests=requests.measure(session),
-        preemptions=preemptions.measure(session, known, preempted, watched.taken),
-        admission=admission.measure(session, known, used),
+        preemptions=preemptions.measure(
+            session, known, preempted, watched.taken, stepped.preempting
+        ),
+        admission=admitted.result(),
         waiting=stepped.waiting,
         scheduling=stepped.scheduling,
         holders=stepped.holders.result(),
-        fragmentation=fragmentation.measure(session, known, used),
+        fragmentation=fragmented.result(),
         cuda_graphs=graphs.use,
         graph_ledger=graphs.ledger,
         capture_sizes=graphs.sizes,
@@ -224,6 +231,7 @@ class _Stepped:
     scheduling: Scheduling
     holders: holders.Collected
     decodes: DecodeSteps
+    preempting: preempting.Steps
 
 
 def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
@@ -232,9 +240,18 @@ def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
     waited = waiting.Collected(session, known, used, pools)
     scheduled = scheduling.Collected(session, pools)
     decodes = DecodeSteps()
-    columns = dict.fromkeys([*waiting.COLUMNS, *scheduling.COLUMNS, *capture_sizes.COLUMNS])
+    preempted = preempting.Steps(session.begin_sec)
+    columns = dict.fromkeys(
+        [
+            *waiting.COLUMNS,
+            *scheduling.COLUMNS,
+            *capture_sizes.COLUMNS,
+            *preempting.COLUMNS,
+        ]
+    )
     for batch in session.batches(waiting.TABLE, list(columns), history=True):
         waited.add(batch)
+        preempted.add(batch)
         counted = batch.filter(pl.col("timestamp_sec") >= session.begin_sec)
         scheduled.add(counted)
         decodes.add(counted)
@@ -243,6 +260,7 @@ def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
         scheduled.result(),
         holders.Collected(session, known, used, pools),
         decodes,
+        preempted,
     )
 
 

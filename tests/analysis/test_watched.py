@@ -15,6 +15,7 @@ from analysis import (
     Session,
     facts,
     open_session,
+    preempting,
     preemptions,
     prompts,
     rent,
@@ -85,7 +86,7 @@ def test_every_preemption_and_what_it_cost(crowd: tuple[Session, CostOracle]) ->
     known = prompts.read(session)
     named = runs.named(session, known)
     victims = preemptions.victims(named, known, 0.0)
-    bill = preemptions.bill(session, facts.read(session), victims)
+    bill = preemptions.bill(session, facts.read(session), victims, preempting.read(session))
     # In the order of time, and of the preempted in one step by name.
     seen = sorted(oracle.preemptions, key=lambda one: (one.time, one.request))
     told = bill.sort("preempted_sec", "request_id").rows(named=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import analysis
-from analysis import admission, facts, usage
+from analysis import admission, facts, preempting, usage
 from analysis.admission import PreemptsItself
 from tests.situations.bench import Bench, size_of, total
 from tests.support.scheduler import tokens
@@ -192,7 +192,8 @@ def test_without_the_rule_a_request_preempts_itself_for_ever(bench: Bench) -> No
     assert (huge["preemptions"], huge["num_blocks"], huge["hash_ids"]) == (50, 0, [])
     assert tables.lookups() == []
     session = analysis.open_session(tables.folder)
-    found = admission.measure(session, facts.read(session), usage.measure(session))
+    stepped = preempting.read(session)
+    found = admission.measure(session, facts.read(session), usage.measure(session), stepped)
     assert (found.looked_up, found.self_preempted) == (0, 1)
     assert found.circling == (PreemptsItself("huge", 0, 50),)
 

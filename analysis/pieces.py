@@ -30,11 +30,11 @@ def shared(prompts: Prompts) -> pl.DataFrame:
     code = pl.col("request").cast(pl.UInt64)
     for flag in _FLAGS:
         code = 2 * code + pl.col(flag).cast(pl.UInt64)
-    content = pl.col("key") // ENGINES
-    before = pl.when(_goes_on()).then(content.shift(1)).otherwise(-1)
+    contents = rows.select(content=pl.col("key") // ENGINES)
+    before = pl.when(_goes_on()).then(contents["content"].shift(1)).otherwise(-1)
     signatures = (
         rows.lazy()
-        .select(content=content, code=code.hash(), before=before)
+        .select(content=contents["content"], code=code.hash(), before=before)
         .group_by("content")
         .agg(
             many=pl.len(),
@@ -42,13 +42,15 @@ def shared(prompts: Prompts) -> pl.DataFrame:
             # In no prompt of vLLM's does a content follow another one than elsewhere.
             parted=pl.col("before").min() != pl.col("before").max(),
         )
+        .collect()
     )
+    # Apart from the other columns, which the join would copy.
+    known = contents.join(signatures, on="content", how="left", maintain_order="left")
     others = [pl.col(name) != pl.col(name).shift(1) for name in ("many", "alike")]
     begins = pl.any_horizontal(~_goes_on(), "parted", *others)
     return (
         rows.lazy()
-        .with_columns(content=content)
-        .join(signatures, on="content", how="left", maintain_order="left")
+        .with_columns(known.drop("content").get_columns())
         .with_columns(run=begins.fill_null(value=True).cum_sum().set_sorted())
         .group_by("run", maintain_order=True)
         .agg(

@@ -41,6 +41,14 @@ def between(columns: Columns, kept: Kept) -> None:
     columns.numbers.extend(numbers)
 
 
+def served(columns: Columns, kept: Kept) -> None:
+    """``time, tokens, entry, graphs, ns``: Op.EXECUTION of requests, by a graph of the model."""
+    _, op, time, tokens, entry, graphs, launch_ns = kept
+    columns.ops.append(op)
+    columns.times.append(time)
+    columns.numbers.extend((0, tokens, entry, graphs, launch_ns, 0, 0))
+
+
 def blob(columns: Columns, kept: Kept) -> None:
     """``time, number, blob``: an event that gives a number to what these bytes say."""
     _, op, time, number, told = kept

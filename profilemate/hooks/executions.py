@@ -18,9 +18,16 @@ from profilemate import encode
 from profilemate.events import Op
 from profilemate.hooks.graph_sources import Batch, batch_of, batch_of_execution
 from profilemate.hooks.graphs import MAX_NS, Entry, Graphs
-from profilemate.hooks.instances import followed, own_method, put, reference, required_method
+from profilemate.hooks.instances import (
+    followed,
+    own_method,
+    put,
+    reference,
+    required_method,
+    surrounded,
+)
 
-_now = time.monotonic_ns
+_now, _served, _EXECUTION = time.monotonic_ns, encode.served, Op.EXECUTION
 
 
 class Executions:
@@ -65,8 +72,8 @@ class Executions:
             if entry.of_model and entry.launch_ns < MAX_NS:
                 tokens = scheduler_output.total_num_scheduled_tokens
                 recent.clear()
-                told = 0, tokens, entry.number, entry.graphs, entry.launch_ns, 0, 0
-                self._keep((encode.once, Op.EXECUTION, ended, told))
+                graphs, launch_ns = entry.graphs, entry.launch_ns
+                self._keep((_served, _EXECUTION, ended, tokens, entry.number, graphs, launch_ns))
                 entry.graphs = entry.launch_ns = 0
                 self._recorder.step_ended()
                 return
@@ -156,27 +163,31 @@ def watch(runner: Any, executions: Executions) -> None:
 
 
 def _watch_steps(runner: Any, executions: Executions) -> None:
-    original, this = required_method(runner, "execute_model"), reference(runner)
     part = executions.graphs.executions
 
-    def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def before() -> bool:
+        """Returns whether it is no dummy's."""
         if executions.depth:
-            return original(this(), scheduler_output, *args, **kwargs)
+            return False
+        executions.depth = 1
         try:
-            executions.depth = 1
             executions.begin()
         except Exception as error:
             part.fail("execute_model", error)
-        try:
-            return original(this(), scheduler_output, *args, **kwargs)
-        finally:
+        return True
+
+    def after(is_outermost: bool, scheduler_output: Any) -> None:
+        if is_outermost:
             executions.depth = 0
             try:
                 executions.end(scheduler_output)
             except Exception as error:
                 part.fail("execute_model", error)
 
-    part.on_stop(put(runner, "execute_model", execute_model))
+    original = required_method(runner, "execute_model")
+    told = "scheduler_output"
+    hook = surrounded(runner, "execute_model", original, before, after, told)
+    part.on_stop(put(runner, "execute_model", hook))
 
 
 def _watch_dummies(runner: Any, executions: Executions) -> None:

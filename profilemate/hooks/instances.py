@@ -60,35 +60,120 @@ def followed(
     ``after`` gets the method's result and the arguments of these names, and must not raise. To
     hand on keywords by ``**kwargs`` takes Python a microsecond, by place a tenth of that: so the
     function is made from the parameters, where they allow it.
+
+    Raises:
+        TypeError: the method has no parameter of one of these names.
+
     """
-    this = reference(instance)
-    signature = inspect.signature(getattr(instance, name))
-    parameters = signature.parameters.values()
-    if not all(map(_is_ordinary, parameters)):
+    method = _Method(instance, name, original, told)
+    if not method.is_ordinary:
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = original(this(), *args, **kwargs)
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            after(result, *map(given.arguments.__getitem__, told))
+            result = original(method.this(), *args, **kwargs)
+            after(result, *method.told(args, kwargs))
             return result
 
         return call
-    names: dict[str, Any] = {"_original": original, "_this": this, "_after": after}
-    names |= {f"_default_{each.name}": each.default for each in parameters}
-    taken = [
-        each.name if each.default is each.empty else f"{each.name}=_default_{each.name}"
-        for each in parameters
-    ]
-    source = f"""
-def {name}({", ".join(taken)}):
-    _result = _original({", ".join(["_this()", *signature.parameters])})
+    return method.made(
+        f"""
+    _result = _original({method.handed_on})
     _after({", ".join(["_result", *told])})
     return _result
-"""
-    exec(compile(source, f"<{__name__}: {name}>", "exec"), names)
-    made: Callable[..., Any] = names[name]
-    return made
+""",
+        _after=after,
+    )
+
+
+def surrounded(
+    instance: object,
+    name: str,
+    original: Callable[..., Any],
+    before: Callable[[], Any],
+    after: Callable[..., None],
+    *told: str,
+) -> Callable[..., Any]:
+    """As ``followed``, but ``after`` is called if the method raises, too.
+
+    It gets what ``before`` returned, in the place of the result. Neither of the two may raise.
+
+    Raises:
+        TypeError: as ``followed``.
+
+    """
+    method = _Method(instance, name, original, told)
+    if not method.is_ordinary:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                wanted = method.told(args, kwargs)
+            except TypeError:
+                return original(method.this(), *args, **kwargs)
+            kept = before()
+            try:
+                return original(method.this(), *args, **kwargs)
+            finally:
+                after(kept, *wanted)
+
+        return call
+    return method.made(
+        f"""
+    _kept = _before()
+    try:
+        return _original({method.handed_on})
+    finally:
+        _after({", ".join(["_kept", *told])})
+""",
+        _before=before,
+        _after=after,
+    )
+
+
+class _Method:
+    """A method of one object, and what makes functions of its parameters.
+
+    ``told`` names some of them. ``is_ordinary``: all can be given by place, as ``handed_on`` does.
+    """
+
+    def __init__(
+        self, instance: object, name: str, original: Callable[..., Any], told: tuple[str, ...]
+    ) -> None:
+        bound = getattr(instance, name)
+        self.this = reference(instance)
+        self._name = name
+        self._original = original
+        self._told = told
+        self._signature = inspect.signature(bound)
+        parameters = self._signature.parameters
+        for wanted in told:
+            if wanted not in parameters:
+                raise TypeError(f"{bound.__qualname__} takes no {wanted}")
+        self.is_ordinary = all(map(_is_ordinary, parameters.values()))
+        self.handed_on = ", ".join(["_this()", *parameters])
+
+    def told(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What a call with these arguments gives to the parameters that are told.
+
+        Raises:
+            TypeError: the method cannot be called so.
+
+        """
+        given = self._signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return [given.arguments[name] for name in self._told]
+
+    def made(self, body: str, **known: Any) -> Callable[..., Any]:
+        """A function of the method's parameters, which are ordinary, with this body."""
+        parameters = self._signature.parameters.values()
+        names: dict[str, Any] = {"_original": self._original, "_this": self.this, **known}
+        names |= {f"_default_{each.name}": each.default for each in parameters}
+        taken = [
+            each.name if each.default is each.empty else f"{each.name}=_default_{each.name}"
+            for each in parameters
+        ]
+        source = f"def {self._name}({', '.join(taken)}):{body}"
+        exec(compile(source, f"<{__name__}: {self._name}>", "exec"), names)
+        function: Callable[..., Any] = names[self._name]
+        return function
 
 
 def _is_ordinary(parameter: inspect.Parameter) -> bool:

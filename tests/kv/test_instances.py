@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from profilemate.hooks.instances import followed, put
+from profilemate.hooks.instances import followed, put, surrounded
 
 
 class Pool:
@@ -103,7 +103,7 @@ class Keeper:
         raise LookupError(request)
 
 
-@pytest.mark.parametrize(
+calls = pytest.mark.parametrize(
     ("name", "args", "kwargs", "size"),
     [
         ("ordinary", (1,), {}, 16),
@@ -116,6 +116,9 @@ class Keeper:
         ("open_ended", (), {"size": 3}, 3),
     ],
 )
+
+
+@calls
 def test_what_follows_a_call(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
 ) -> None:
@@ -133,6 +136,52 @@ def test_what_follows_a_call(
     assert told == [(expected, (size,))]
     if name == "ordinary" and not kwargs and len(args) == 1:
         assert found[1] is BLOCKS
+
+
+@calls
+def test_what_surrounds_a_call(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
+) -> None:
+    keeper, told = Keeper(), []
+
+    def before() -> str:
+        told.append("before")
+        return "kept"
+
+    expected = getattr(keeper, name)(*args, **kwargs)
+    after = _teller(told)
+    put(keeper, name, surrounded(keeper, name, getattr(Keeper, name), before, after, "size"))
+    assert getattr(keeper, name)(*args, **kwargs) == expected
+    assert told == ["before", ("kept", size)]
+
+
+def _teller(told: list[Any]) -> Callable[..., None]:
+    return lambda *given: told.append(given)
+
+
+def test_what_fails_is_surrounded_all_the_same() -> None:
+    keeper, told = Keeper(), []
+    after = _teller(told)
+    hook = surrounded(keeper, "failing", Keeper.failing, lambda: "kept", after, "request")
+    put(keeper, "failing", hook)
+    with pytest.raises(LookupError):
+        keeper.failing(1)
+    assert told == [("kept", 1)]
+
+
+@pytest.mark.parametrize("name", ["ordinary", "keyword"])
+def test_a_call_that_the_method_refuses_is_surrounded_by_nothing(name: str) -> None:
+    keeper, told = Keeper(), []
+    after = _teller(told)
+    put(keeper, name, surrounded(keeper, name, getattr(Keeper, name), after, after))
+    with pytest.raises(TypeError, match=name):
+        getattr(keeper, name)(more=1)
+    assert not told
+
+
+def test_arguments_that_the_method_has_not_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"Keeper\.ordinary takes no weight"):
+        followed(Keeper(), "ordinary", Keeper.ordinary, print, "weight")
 
 
 def test_what_fails_is_followed_by_nothing() -> None:

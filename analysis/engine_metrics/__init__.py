@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from analysis.engine_metrics.beside import Part, Reconciliation, Row, reconcile
+from analysis.engine_metrics.beside import Reconciliation, reconcile
+from analysis.engine_metrics.figures import Part, Row
 from analysis.engine_metrics.page import Page, parse
 
 __all__ = ["Page", "Part", "Reconciliation", "Row", "parse", "reconcile"]

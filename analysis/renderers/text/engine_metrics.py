@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import TextIO
 
-from analysis.engine_metrics.beside import Part, Reconciliation, Row
+from analysis.engine_metrics import Part, Reconciliation, Row
 from analysis.renderers.formats import counted, duration
 from analysis.renderers.measures import NONE
 from analysis.renderers.measures import figure as shown

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of vLLM's figures beside the session's, and the parts that their difference has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["equal", "explained", "unexplained", "not comparable"]
+
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Part:
+    """A reason for a difference: what it is, and from ``least`` to ``most`` what it adds to the
+    session's figure. Both are the same where that is exact."""
+
+    says: str
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of vLLM's figures. ``metric``: its name; ``unit``: what it counts. ``vllm``: its value,
+    over all engines, None where the page has no number. ``session``: of the whole session.
+    ``difference``: vLLM's less the session's, of which ``unexplained`` is left when the parts are
+    taken away. ``note``: what else there is to know of the figure."""
+
+    metric: str
+    unit: str
+    vllm: float | None
+    session: float | None
+    difference: float | None
+    parts: tuple[Part, ...]
+    unexplained: float | None
+    verdict: Verdict
+    note: str | None = None
+
+
+def exact(says: str, amount: float) -> Part:
+    """A part whose amount is known."""
+    return Part(says, amount, amount)
+
+
+def within(says: str, least: float, most: float) -> Part:
+    """A part of which the tables tell only between what it lies."""
+    return Part(says, least, most)
+
+
+def row(
+    metric: str,
+    unit: str,
+    vllm: float | None,
+    session: float | None,
+    parts: Sequence[Part | None],
+    note: str | None = None,
+) -> Iterator[Row]:
+    """The figure beside the session's; none where the page does not have it."""
+    if vllm is None:
+        return
+    known = tuple(part for part in parts if part is not None and (part.least or part.most))
+    if not math.isfinite(vllm):
+        note = "the page has no number for it"
+        yield Row(metric, unit, None, session, None, (), None, "not comparable", note)
+        return
+    if session is None:
+        yield Row(metric, unit, vllm, None, None, known, None, "not comparable", note)
+        return
+    difference = vllm - session
+    least, most = sum(part.least for part in known), sum(part.most for part in known)
+    left = difference - min(max(difference, least), most)
+    rounding = _ROUNDING * max(1.0, abs(vllm), abs(session))
+    exact = tuple(part for part in known if part.least == part.most)
+    if abs(difference - sum(part.most for part in exact)) <= rounding:
+        # Then no range has any part in it.
+        known = exact
+    left = 0.0 if abs(left) <= rounding else left
+    difference = 0.0 if abs(difference) <= rounding else difference
+    verdict: Verdict = "unexplained" if left else "explained" if difference else "equal"
+    yield Row(
+        metric, unit, vllm, session, difference, known if difference else (), left, verdict, note
+    )

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens, ends of requests and preemptions, vLLM's counters and the session's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import polars as pl
+
+from analysis.engine_metrics.figures import Part, Row, exact, row, within
+from analysis.engine_metrics.moment import Seen
+from analysis.engine_metrics.page import Page
+from analysis.facts import Facts
+from analysis.session import Session
+
+_REQUESTS = (
+    "input_length",
+    "output_length",
+    "first_token_sec",
+    "finish_sec",
+    "finish_reason",
+    "preemptions",
+)
+
+
+def rows(page: Page, seen: Seen, _: Facts) -> Iterator[Row]:
+    """Tokens, then requests by how they ended, then preemptions."""
+    yield from _tokens(page, seen)
+    yield from _endings(page, seen)
+    yield from _preemptions(page, seen)
+
+
+def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
+    first, end, cut = pl.col("first_token_sec"), pl.col("finish_sec"), seen.cut
+    inputs, outputs = pl.col("input_length"), pl.col("output_length")
+    recent = seen.recent
+    aborted = pl.col("finish_reason") == "abort"
+    sums = _requests(
+        seen.session,
+        inputs=inputs,
+        without_token=pl.when(first.is_null()).then(inputs).otherwise(0),
+        first_later=pl.when(first > cut).then(inputs).otherwise(0),
+        first_recent=pl.when(first.is_between(recent, cut)).then(inputs).otherwise(0),
+        outputs=outputs,
+        outputs_later=pl.when(first > cut).then(outputs).otherwise(0),
+        # What a request had by then is not told: one token at least, but for its last second.
+        outputs_open=pl.when((first <= cut) & (end > recent)).then(outputs).otherwise(0),
+        outputs_aborted=pl.when(aborted & (end <= recent)).then(outputs).otherwise(0),
+    )
+    yield from row(
+        "vllm:prompt_tokens",
+        "tokens",
+        page.total("vllm:prompt_tokens_total"),
+        sums["inputs"],
+        [
+            exact(
+                "prompts of requests that ended without a token: vLLM counts a prompt with its "
+                "first token",
+                -sums["without_token"],
+            ),
+            exact("prompts whose first token came after the page", -sums["first_later"]),
+            within(
+                "prompts whose first token came right before it, if not yet counted",
+                -sums["first_recent"],
+                0.0,
+            ),
+            *_running(seen),
+        ],
+    )
+    yield from row(
+        "vllm:generation_tokens",
+        "tokens",
+        page.total("vllm:generation_tokens_total"),
+        sums["outputs"],
+        [
+            exact("requests whose first token came after the page", -sums["outputs_later"]),
+            within(
+                "requests that were being answered when it was taken: how far is not told",
+                -sums["outputs_open"],
+                0.0,
+            ),
+            within(
+                "aborted requests: tokens that were generated and no longer handed over",
+                -sums["outputs_aborted"],
+                0.0,
+            ),
+            *_running(seen),
+        ],
+    )
+
+
+def _running(seen: Seen) -> Iterator[Part]:
+    """Requests of a session that goes on, or was cut off, have no row before they end."""
+    if seen.session.state != "complete":
+        yield within(
+            "requests that had not ended when the session's tables were read: they have no row yet",
+            0.0,
+            math.inf,
+        )
+
+
+def _endings(page: Page, seen: Seen) -> Iterator[Row]:
+    counted = page.by_label("vllm:request_success_total", "finished_reason")
+    if not counted:
+        return
+    end, cut = pl.col("finish_sec"), seen.cut
+    by_reason = {
+        reason: _requests(
+            seen.session,
+            pl.col("finish_reason") == reason,
+            ended=pl.col("finish_reason").is_not_null(),
+            later=end > cut,
+            recent=end.is_between(seen.recent, cut),
+        )
+        for reason in {*counted, "abort"}
+    }
+    aborted = by_reason["abort"]["ended"]
+    for reason, value in sorted(counted.items()):
+        found = by_reason[reason]
+        parts = [
+            exact("requests that ended after the page was taken", -found["later"]),
+            within(
+                "requests that ended right before it, if not yet counted",
+                -found["recent"],
+                0.0,
+            ),
+        ]
+        if reason == "abort":
+            parts.append(
+                within("requests whose client left: vLLM's counter leaves them out", -aborted, 0.0)
+            )
+        if reason == "stop":
+            parts.append(
+                within(
+                    "requests that a stop string ended: the API server finds it, and to the "
+                    "engine it is an abort",
+                    0.0,
+                    aborted,
+                )
+            )
+        if value or found["ended"]:
+            yield from row(
+                f'vllm:request_success{{finished_reason="{reason}"}}',
+                "requests",
+                value,
+                found["ended"],
+                parts,
+            )
+
+
+def _requests(session: Session, which: pl.Expr | None = None, **sums: pl.Expr) -> dict[str, float]:
+    """Sums over the requests that ended."""
+    parts = [
+        (batch if which is None else batch.filter(which)).select(
+            expression.sum().cast(pl.Float64).alias(name) for name, expression in sums.items()
+        )
+        for batch in session.batches("requests", _REQUESTS)
+    ]
+    if not parts:
+        return dict.fromkeys(sums, 0.0)
+    return {name: float(value) for name, value in pl.concat(parts).sum().row(0, named=True).items()}
+
+
+def _preemptions(page: Page, seen: Seen) -> Iterator[Row]:
+    time, cut = pl.col("timestamp_sec"), seen.cut
+    preempted = pl.col("preempted_reqs")
+    sums = seen.session.collect(
+        "scheduler_steps",
+        lambda steps: steps.select(
+            all=preempted.sum(),
+            later=preempted.filter(time > cut).sum(),
+            recent=preempted.filter(time.is_between(seen.recent, cut)).sum(),
+        ),
+    ).row(0, named=True)
+    aborted = _requests(
+        seen.session, pl.col("finish_reason") == "abort", preemptions=pl.col("preemptions")
+    )
+    yield from row(
+        "vllm:num_preemptions",
+        "times",
+        page.total("vllm:num_preemptions_total"),
+        float(sums["all"]),
+        [
+            exact("preemptions after the page was taken", -float(sums["later"])),
+            within(
+                "preemptions right before it, if not yet counted",
+                -float(sums["recent"]),
+                0.0,
+            ),
+            within(
+                "preemptions of requests that were aborted: vLLM counts one with the request's "
+                "next token",
+                -aborted["preemptions"],
+                0.0,
+            ),
+        ],
+    )

@@ -74,10 +74,10 @@ def row(
     least, most = sum(part.least for part in known), sum(part.most for part in known)
     left = difference - min(max(difference, least), most)
     rounding = _ROUNDING * max(1.0, abs(vllm), abs(session))
-    exact = tuple(part for part in known if part.least == part.most)
-    if abs(difference - sum(part.most for part in exact)) <= rounding:
+    certain = tuple(part for part in known if part.least == part.most)
+    if abs(difference - sum(part.most for part in certain)) <= rounding:
         # Then no range has any part in it.
-        known = exact
+        known = certain
     left = 0.0 if abs(left) <= rounding else left
     difference = 0.0 if abs(difference) <= rounding else difference
     verdict: Verdict = "unexplained" if left else "explained" if difference else "equal"

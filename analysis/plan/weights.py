@@ -134,6 +134,9 @@ def _tensor_bytes(file: Path, model: Model) -> int:
 
 def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
     """Name, type and bytes of each tensor of a safetensors file."""
+    # A pipe or a device may never end.
+    if not file.is_file():
+        raise RuleError(f"{file} is no regular file; give --weights")
     with file.open("rb") as opened:
         start = opened.read(8)
         (length,) = struct.unpack("<Q", start) if len(start) == 8 else (0,)

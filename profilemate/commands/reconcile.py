@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Annotated
@@ -110,6 +111,10 @@ def _scraped(url: str) -> tuple[str, str, float]:
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_SEC) as answer:
             content = _whole(answer)
+    except urllib.error.HTTPError as error:
+        raise SessionError(
+            f"cannot get {url}: it answers {error.code} {error.reason}; give the URL of its metrics"
+        ) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or error
         raise SessionError(f"cannot get {url}: {why}; is the server running?") from None

@@ -156,7 +156,10 @@ def whatif(
             "chunked_prefill": chunked_prefill,
         }
         if fast:
-            others = {"step_ms": None if step_ms is None else f"{step_ms}"}
+            others = {
+                "step_ms": None if step_ms is None else f"{step_ms}",
+                "jobs": None if jobs is None else f"{jobs}",
+            }
             _fast(source, named | others, eviction, (after, requests_after), as_json=as_json)
             return
         if eviction is not None:

@@ -431,6 +431,14 @@ def test_a_page_that_is_not_whole_is_refused(
     assert said in done.stderr
 
 
+def test_a_page_that_is_not_there_is_told(session: SessionBuilder) -> None:
+    lookups(session)
+    with raw_server(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url:
+        done = invoke("reconcile", session.folder, "--metrics-url", url)
+    says = f"cannot get {url}: it answers 404 Not Found; give the URL of its metrics"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"profilemate: {says}\n")
+
+
 def test_the_verb(session: SessionBuilder, tmp_path: Path) -> None:
     lookups(session)
     content = page(prefix_cache_queries_total=150, prefix_cache_hits_total=40)

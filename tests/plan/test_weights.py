@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -136,4 +137,10 @@ def test_a_damaged_file_is_told(tmp_path: Path, content: bytes) -> None:
 def test_an_index_that_makes_no_sense(tmp_path: Path, content: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(content)
     with pytest.raises(RuleError, match="is damaged"):
+        found(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(RuleError, match=r"model\.safetensors is no regular file; give --weights"):
         found(tmp_path)

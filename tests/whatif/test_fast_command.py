@@ -65,6 +65,7 @@ def test_other_block_size(session: Path) -> None:
     [
         (["--fast", "--max-num-seqs=4"], "--max-num-seqs: the fast engine models the cache alone"),
         (["--fast", "--step-ms=4"], "--step-ms: the fast engine models the cache alone"),
+        (["--fast", "--jobs=0"], "--jobs: the fast engine models the cache alone"),
         (["--fast", "--scheduling-policy=fcfs"], "--scheduling-policy: the fast engine"),
         (["--fast", "--eviction=mru"], "--eviction: 'mru' is none of lru, fifo"),
         (["--fast", "--blocks=1"], "--blocks: '1' is no size of a pool"),

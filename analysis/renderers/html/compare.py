@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-from importlib.resources import files
 from string import Template
 
 from analysis.comparison import NAMES, SAME, Comparison, Row, Setting
 from analysis.measures import named
 from analysis.renderers import measures
 from analysis.renderers.formats import duration
+from analysis.renderers.html.frame import asset, policy
 from analysis.renderers.text.layout import printable
 from analysis.summary import About
 
@@ -19,8 +19,8 @@ from analysis.summary import About
 def render(found: Comparison) -> str:
     """The page."""
     names = NAMES[: len(found.sessions)]
-    template = Template(files(__package__).joinpath("compare.html").read_text("utf-8"))
-    return template.substitute(
+    return Template(asset("compare.html")).substitute(
+        policy=policy(),
         title=f"Comparison of {len(names)} sessions",
         sessions="\n".join(map(_session, names, found.sessions)),
         doubts="\n".join(_doubts(found)),

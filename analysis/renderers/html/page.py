@@ -1,19 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session as one HTML page: the story, then charts to look at.
-
-The page needs nothing but itself: plotly.js, the style sheet and the script are in it, and its
-content security policy lets it load nothing and run no other script.
-"""
+"""A session as one HTML page: the story, then charts to look at."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Iterable
-from importlib.resources import files
 from string import Template
-
-from plotly.offline import get_plotlyjs
 
 from analysis.renderers.html import (
     about,
@@ -39,6 +30,7 @@ from analysis.renderers.html import (
     waiting,
 )
 from analysis.renderers.html.chart import Chart, Section
+from analysis.renderers.html.frame import asset, framed
 from analysis.renderers.html.report import Report
 from analysis.series import Series
 from analysis.story import sentences
@@ -56,23 +48,18 @@ def render(summary: Summary, series: Series) -> str:
     if session.state != "complete":
         state = "Still running" if session.state == "running" else "Cut off"
         notes.insert(0, f"{state}: {session.note or ''}")
-    plotly, script = get_plotlyjs(), asset("page.js")
-    return Template(asset("page.html")).substitute(
-        policy=policy(plotly, script),
-        style=asset("page.css"),
+    content = Template(asset("page.html")).substitute(
         title=parts.text(session.session_id),
         directory=parts.text(session.directory),
         notes=parts.paragraphs(notes, "note"),
         story=parts.paragraphs(sentences(summary)),
         advice=parts.advice(summary.advice),
         figures=parts.figures(key_figures.figures(summary)),
-        links=parts.links(sections),
         sections="\n".join(parts.section(section) for section in sections),
         facts=parts.facts(about.rows(summary)),
-        data=parts.data(sections),
-        plotly=plotly,
-        script=script,
     )
+    links = parts.links(sections) + '\n<a href="#about">About</a>'
+    return framed(session.session_id, "Skip to the report", links, sections, content)
 
 
 def sections_of(report: Report) -> list[Section]:
@@ -101,18 +88,3 @@ def sections_of(report: Report) -> list[Section]:
         for key, heading, drawn in layout
     )
     return [section for section in sections if section.charts]
-
-
-def asset(name: str) -> str:
-    """A file that lies beside this module."""
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def policy(*scripts: str) -> str:
-    """Only these scripts run, and nothing is fetched. (plotly.js writes styles as it draws.)"""
-    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
-    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sweep as a page of its own: a chart for each figure, over the setting with the most values.
-
-Like a session's report it needs nothing but itself, and loads nothing.
-"""
+"""A sweep as a page of its own: a chart for each figure, over the setting with the most values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from string import Template
 
-from plotly.offline import get_plotlyjs
-
 from analysis.renderers.html import parts
 from analysis.renderers.html.chart import Chart, Figure, Section, Table, axis, count_axis, safe
-from analysis.renderers.html.page import asset, policy
+from analysis.renderers.html.frame import asset, framed
 from analysis.renderers.measures import NONE
 from analysis.renderers.measures import figure as shown
 from analysis.sweep import FIGURES, Combination, Repeated, Sweep
@@ -27,22 +22,16 @@ _BASELINE = "Hugging Face baseline"
 def render(found: Sweep) -> str:
     """The page."""
     section = Section("figures", "Figures", list(charts(found)))
-    plotly, script = get_plotlyjs(), asset("page.js")
     told = [*found.doubts, *found.notes]
     if found.no_best is not None:
         told.insert(0, f"No setting is called the best: {found.no_best}.")
-    return Template(asset("sweep.html")).substitute(
-        policy=policy(plotly, script),
-        style=asset("page.css"),
+    content = Template(asset("sweep.html")).substitute(
         command=parts.text(" ".join(found.command)),
         directory=parts.text(found.directory),
-        links=parts.links([section]),
         notes=parts.paragraphs(told, "note"),
         sections=parts.section(section),
-        data=parts.data([section]),
-        plotly=plotly,
-        script=script,
     )
+    return framed("Sweep", "Skip to the charts", parts.links([section]), [section], content)
 
 
 def charts(found: Sweep) -> Iterator[Chart]:

@@ -7,9 +7,10 @@ import multiprocessing
 import signal
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -93,9 +94,23 @@ def _start(task: Task, folder: Path) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, task, folder), daemon=True)
-    process.start()
+    with _no_interrupts():
+        process.start()
     theirs.close()
     return _Worker(process, ours)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C passes by, from their first moment on: it is for this one, which
+    ends them. One that comes meanwhile takes effect at the end."""
+    # It comes with the first process, and lets interrupts in again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _received(worker: _Worker) -> Message:

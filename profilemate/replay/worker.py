@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,8 +79,6 @@ Message = Progress | Done | Failed
 
 def work(connection: Connection, task: Task, folder: Path) -> None:
     """Replay each configuration that comes; what files that takes go into the folder."""
-    # Ctrl-C is for the process that started this one, which ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _be_quiet(folder)
     # Nobody is left to be told when either of these comes.
     with suppress(EOFError, BrokenPipeError):

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +151,51 @@ def test_without_vllm_it_says_so(session: Path, monkeypatch: pytest.MonkeyPatch)
     result = invoke("whatif", session)
     assert result.returncode == 2
     assert "vLLM is not installed for" in result.stderr
+
+
+def test_an_interrupt_while_a_worker_starts_is_quiet(session: Path) -> None:
+    """Ctrl-C goes to the whole group, and to workers that have not come to any line of ours."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "profilemate", "whatif", str(session), "--jobs=2"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    wait_until(lambda: any(map(is_python_up, workers(process.pid))))
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 130
+    wait_until(lambda: not group_lives(process.pid))
+
+
+def workers(parent: int) -> list[Path]:
+    """The processes that replay, in /proc."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    processes = [Path("/proc", child) for child in children]
+    return [one for one in processes if "spawn_main" in (one / "cmdline").read_text()]
+
+
+def is_python_up(process: Path) -> bool:
+    """Whether it has its handler of SIGINT, which is there before any module is imported."""
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", (process / "status").read_text())
+    return bool(int(caught, 16) & 1 << signal.SIGINT - 1)
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def outcome(engine: Any, label: str, hits: int, **more: Any) -> Outcome:

@@ -76,9 +76,10 @@ class Session:
         columns = list(known.columns)
         if part.begin == part.end:
             return pl.LazyFrame(schema=dict(known.columns))
-        if self.state == "complete" and known.is_csv:
+        path = self._path(known)
+        if self.state == "complete" and known.is_csv and _is_utf8(path):
             return pl.scan_csv(
-                self._path(known),
+                path,
                 has_header=False,
                 skip_rows=1,
                 schema=csv_schema(known, part),
@@ -255,6 +256,15 @@ class Session:
             f"{path}, line {line}: {what}; repair or remove that line, or make the table anew "
             f"with 'profilemate finalize' if {JOURNAL}/ is still there"
         )
+
+
+def _is_utf8(path: Path) -> bool:
+    """Whether Polars can open the file by its name: it takes no other than UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _DAMAGED = "a line is cut short, a number out of range, or a row earlier than those before it"

@@ -16,6 +16,7 @@ from analysis.find import find_session
 from analysis.tables import TABLES
 from tests.analysis.builder import COLUMNS, METADATA, SessionBuilder
 from tests.analysis.journals import ended_session, running_session
+from tests.analysis.test_cli import run
 
 USAGE = "kv_cache_usage.csv"
 GOOD_ROW = "1.5,10.00,10,100,0,90,1,0,0,0\n"
@@ -33,6 +34,20 @@ def error_of(session: SessionBuilder) -> str:
 
 def test_a_prompt_can_complete_the_public_names() -> None:
     assert {"open_session", "summarize", "measures", "check"} <= set(dir(analysis))
+
+
+@pytest.mark.parametrize("verb", ["summary", "check", "report"])
+def test_a_folder_may_have_any_name(tmp_path: Path, verb: str) -> None:
+    """Polars opens no file whose name is not UTF-8."""
+    session = SessionBuilder(tmp_path / os.fsdecode(b"n\xff"))
+    session.usage((0, 50), (5, 0))
+    options = {
+        "check": ["--fail-if", "evictions>1"],
+        # Its path is printed as it is.
+        "report": ["-o", str(tmp_path / "report.html")],
+    }
+    result = run(["-m", "profilemate"], verb, session.folder, *options.get(verb, []))
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_the_schemas_are_those_of_the_format() -> None:

@@ -7,19 +7,29 @@ Where one was removed or cut, figures that rest on it would be wrong and look ri
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from analysis.tables import TABLES
 
 if TYPE_CHECKING:
     from analysis.summary import Summary
 
 
 def contradictions(summary: Summary) -> tuple[str, ...]:
-    """One sentence for each pair of tables that do not fit; none for a session that is not
-    complete, whose tables need not reach equally far."""
+    """One sentence for each pair of tables that do not fit, and one where fewer bytes are there
+    than were written; none for a session that is not complete, whose tables need not reach
+    equally far."""
     return tuple(_found(summary)) if summary.session.state == "complete" else ()
 
 
 def _found(summary: Summary) -> Iterator[str]:
+    written, there = summary.cost.table_bytes or 0, _table_bytes(Path(summary.session.directory))
+    if there < written:
+        yield (
+            f"metadata.json tells of {written:,} bytes of tables, and {there:,} are there: tables "
+            "are missing or not whole"
+        )
     moved, evicted, requests = summary.allocations, summary.evictions, summary.requests
     told, by_reason = moved.allocated.evicted_blocks, evicted.by_reason
     rows = by_reason["reallocated"].blocks if "reallocated" in by_reason else 0
@@ -31,7 +41,8 @@ def _found(summary: Summary) -> Iterator[str]:
     if summary.usage.combined is None and (moved.allocated.blocks or rows):
         yield "kv_cache_usage.csv is missing, though blocks were held"
     admitted = summary.misses.requests
-    if admitted and not requests.ended:
+    # After a warm-up, those that are admitted may all have come before.
+    if admitted and not requests.ended and not summary.session.begin_sec:
         yield (
             f"requests.jsonl is missing or empty, though {admitted:,} requests were admitted: what "
             "was asked for is not known"
@@ -51,3 +62,8 @@ def _found(summary: Summary) -> Iterator[str]:
             f"cuda_graph_timeline.csv tells of {graphs.in_graphs:,} executions in graphs, and "
             "cuda_graph_usage.csv of no replay: it is not whole"
         )
+
+
+def _table_bytes(folder: Path) -> int:
+    files = (folder / table.file for table in TABLES.values())
+    return sum(file.stat().st_size for file in files if file.is_file())

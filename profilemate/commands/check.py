@@ -18,6 +18,7 @@ from profilemate.commands.waiting import waiting
 if TYPE_CHECKING:
     from analysis.gate import Checked
     from analysis.session import Session
+    from analysis.summary import Summary
 
 
 def share(text: str) -> float:
@@ -107,8 +108,9 @@ def check(
     Exit codes:
       0   every rule passed
       1   a rule failed
-      2   it could not be checked: no such session, no such measure, a wrong
-          option, or a baseline that cannot be compared (see --anyway)
+      2   it could not be checked: no such session, one whose tables are not
+          whole, no such measure, a wrong option, or a baseline that cannot be
+          compared (see --anyway)
     """
     with one_line():
         from analysis import measures
@@ -156,7 +158,7 @@ def _checked(
         chosen = _recorded(opened(session, after, requests_after))
     if baseline is None:
         with waiting("reading the session"):
-            return gate.check(analysis.summarize(chosen), fail_if)
+            return gate.check(_whole(analysis.summarize(chosen)), fail_if)
     with waiting("opening the baseline"):
         against = _recorded(opened(baseline, after, requests_after))
     if chosen.directory.resolve() == against.directory.resolve():
@@ -164,9 +166,9 @@ def _checked(
             f"the session and the baseline are the same: {chosen.directory}; name another baseline"
         )
     with waiting("reading the session"):
-        found = analysis.summarize(chosen)
+        found = _whole(analysis.summarize(chosen))
     with waiting("reading the baseline"):
-        base = analysis.summarize(against)
+        base = _whole(analysis.summarize(against))
     return gate.check(found, fail_if, baseline=base, tolerance=tolerance, only=only)
 
 
@@ -177,6 +179,20 @@ def _recorded(session: Session) -> Session:
     if not any((session.directory / table.file).is_file() for table in TABLES.values()):
         raise SessionError(f"{session.directory} has no table, so there is nothing to check")
     return session
+
+
+def _whole(found: Summary) -> Summary:
+    """What was found, in tables that fit each other: of rows that are gone no rule would know."""
+    from analysis import consistency
+
+    doubts = consistency.contradictions(found)
+    if doubts:
+        raise SessionError(
+            f"{found.session.directory} is not whole, so it cannot be checked: "
+            + "; ".join(doubts)
+            + "; put its files back, or record anew"
+        )
+    return found
 
 
 def _say_doubts(found: Checked, *, anyway: bool) -> None:

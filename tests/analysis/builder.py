@@ -138,7 +138,7 @@ METADATA: Mapping[str, Any] = {
     },
     "groups": [{"kind": "FullAttentionSpec", "block_size": 16}],
     "parallel": {"tensor": 1, "pipeline": 1, "data": 1},
-    "cost": {"hook_sec": 0.25, "journal_bytes": 2048, "table_bytes": 512, "rows_dropped": 0},
+    "cost": {"hook_sec": 0.25, "journal_bytes": 2048, "table_bytes": 0, "rows_dropped": 0},
 }
 """A complete session of 10 s on an engine with 100 usable blocks of 16 tokens."""
 

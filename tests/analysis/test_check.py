@@ -263,7 +263,11 @@ class TestCommand:
             assert found["results"][0]["value"] == 3
 
     def test_warm_up_is_left_out(self, session: SessionBuilder) -> None:
-        session.evictions({"timestamp_sec": 1}, {"timestamp_sec": 5})
+        session.usage((0, 1))
+        for time in (1, 5):
+            session.evictions({"timestamp_sec": time})
+            taken = {"event": "allocate", "num_blocks": 1, "evicted_blocks": 1}
+            session.rows("kv_cache_allocations.csv", {"timestamp_sec": time, **taken})
         rule = ["--fail-if", "evictions>1"]
         assert self.check(session.folder, *rule)[0] == 1
         assert self.check(session.folder, *rule, "--after", "2s")[0] == 0
@@ -284,6 +288,7 @@ class TestCommand:
     ) -> None:
         load(session, hits=10, evictions=100)
         session.requests({"input_length": 100, "output_length": 10})
+        session.lookups({"request_id": "r20", "query_tokens": 100, "hit_tokens": 80})
         against = [session.folder, "--baseline", baseline.folder]
         result = invoke("check", *against)
         assert_fails(result, "the session has 1 more requests that ended than the baseline")
@@ -333,6 +338,25 @@ class TestCommand:
         link.symlink_to(other.folder)
         result = invoke("check", other.folder, "--baseline", link, "--anyway")
         assert_fails(result, "the session and the baseline are the same")
+
+    def test_tables_that_are_not_whole_are_no_pass(
+        self, baseline: SessionBuilder, session: SessionBuilder
+    ) -> None:
+        load(session, hits=10, evictions=100)
+        evictions = session.folder / "kv_cache_evictions.csv"
+        evictions.write_text(evictions.read_text().splitlines()[0] + "\n")
+        says = "tells of 100 blocks that gave way to others, kv_cache_evictions.csv of 0: one of"
+        for arguments in (
+            [session.folder, "--fail-if", "evictions>0"],
+            [session.folder, "--fail-if", "preemptions>0", "--json"],
+            [session.folder, "--baseline", baseline.folder, "--anyway"],
+            [baseline.folder, "--baseline", session.folder],
+        ):
+            assert_fails(invoke("check", *arguments), says)
+        session.metadata(complete=False, ended_at=None)
+        result = invoke("check", session.folder, "--fail-if", "evictions>0")
+        assert (result.returncode, result.stdout.count("passed")) == (0, 1)
+        assert "is cut off" in result.stderr
 
     def test_the_measures_can_be_listed(self) -> None:
         code, said = self.check("--list")

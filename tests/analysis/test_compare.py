@@ -41,6 +41,8 @@ def load(session: SessionBuilder, *, hits: int, evictions: int, preemptions: int
     )
     session.requests(*[{"input_length": 100, "output_length": 10, "finish_reason": "stop"}] * 20)
     session.evictions(*[{"lifetime_sec": 2, "idle_sec": 1}] * evictions)
+    taken = {"event": "allocate", "num_blocks": evictions, "evicted_blocks": evictions}
+    session.rows("kv_cache_allocations.csv", taken)
     session.rows("scheduler_steps.csv", {"preempted_reqs": preemptions})
 
 

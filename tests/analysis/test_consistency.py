@@ -6,6 +6,7 @@ import pytest
 from analysis import open_session, summarize
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import mixed
+from tests.analysis.invoke import invoke
 from tests.misses.test_by_hand import allocation, eviction, lookup, request
 
 
@@ -55,6 +56,12 @@ def test_a_table_that_was_taken_away_is_noticed(
     assert said in warning
 
 
+def test_requests_that_came_in_the_warm_up_are_not_missed(session: SessionBuilder) -> None:
+    session.requests(request("a", 1, 9, [11, 12]))
+    session.lookups(lookup("a", 3, 2))
+    assert summarize(open_session(session.folder, after_sec=2)).warnings == ()
+
+
 def test_a_table_that_was_cut_is_noticed(session: SessionBuilder) -> None:
     whole(session)
     path = session.folder / "kv_cache_evictions.csv"
@@ -67,6 +74,19 @@ def test_a_session_that_is_not_complete_need_not_fit(session: SessionBuilder) ->
     session.metadata(complete=False, ended_at=None)
     (session.folder / "kv_cache_usage.csv").unlink()
     assert not any("is missing, though" in warning for warning in warnings(session))
+
+
+def test_tables_that_are_gone_altogether_are_noticed(session: SessionBuilder) -> None:
+    whole(session)
+    written = sum(file.stat().st_size for file in session.folder.glob("[!m]*"))
+    session.metadata(cost={"table_bytes": written})
+    assert warnings(session) == ()
+    for file in session.folder.glob("[!m]*"):
+        file.unlink()
+    said = f"{written:,} bytes of tables, and 0 are there: tables are missing"
+    assert said in warnings(session)[0]
+    result = invoke("summary", session.folder)
+    assert said in " ".join(" ".join(result.stdout.splitlines()[:6]).split())
 
 
 def test_executions_in_graphs_without_a_replay(session: SessionBuilder) -> None:

@@ -24,7 +24,7 @@ def known(session: SessionBuilder) -> None:
     session.usage((0, 20), (4, 95), (8, 0))
     session.rows(
         "kv_cache_allocations.csv",
-        {"event": "allocate", "num_blocks": 30},
+        {"event": "allocate", "num_blocks": 30, "evicted_blocks": 3},
         {"event": "reuse", "num_blocks": 12},
         {"event": "reset", "num_blocks": ""},
     )

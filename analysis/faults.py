@@ -60,9 +60,9 @@ def _csv_faults(line: str, table: Table, width: int) -> Iterator[str]:
             if column in table.required:
                 yield f"{column} is empty"
         elif (value := _read_as(field, dtype)) is None:
-            yield f"{column} is {_shown(field)}, not {_kind(dtype)}"
+            yield f"{column} is {shown(field)}, not {_kind(dtype)}"
         elif not _makes_sense(value, column, table):
-            yield f"{column} is {_shown(field)}, which is out of range"
+            yield f"{column} is {shown(field)}, which is out of range"
 
 
 def _disorder(raw: bytes, table: Table, last: dict[tuple[str, ...], float]) -> str | None:
@@ -115,9 +115,9 @@ def _json_faults(line: str, table: Table) -> Iterator[str]:
             if column in table.required:
                 yield f"{column} is missing"
         elif not _is(value, dtype):
-            yield f"{column} is {_shown(json.dumps(value))}, not {_kind(dtype)}"
+            yield f"{column} is {shown(json.dumps(value))}, not {_kind(dtype)}"
         elif not all(_makes_sense(one, column, table) for one in _each(value)):
-            yield f"{column} is {_shown(json.dumps(value))}, which is out of range"
+            yield f"{column} is {shown(json.dumps(value))}, which is out of range"
 
 
 def _each(value: Any) -> list[Any]:
@@ -147,6 +147,8 @@ def _kind(dtype: Any) -> str:
     return "a number" if dtype == pl.Float64 else "a whole number"
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """The text, short and on one line."""
-    return ascii(text if len(text) <= 40 else text[:37] + "...")
+    kept = text if len(text) <= 40 else text[:37] + "..."
+    # What is not ASCII takes up to ten characters each.
+    return ascii(kept) if len(ascii(kept)) <= 60 else ascii(text[:5] + "...")

@@ -8,7 +8,7 @@ import re
 import time
 from pathlib import Path
 
-from analysis.errors import SessionError
+from analysis.errors import SessionError, unreadable
 from analysis.tables import TABLES
 from profilemate import config
 
@@ -41,7 +41,7 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
         if folder.is_dir():
             return _newest_in(folder)
     except OSError as error:
-        raise SessionError(f"cannot read {folder}: {error.strerror or error}") from None
+        raise unreadable(folder, error) from None
     if path is None:
         raise SessionError(
             f"no session yet: {folder} does not exist; run vLLM with profilemate on PYTHONPATH, "

@@ -18,6 +18,8 @@ from pathlib import Path
 import polars as pl
 
 from analysis.errors import SessionError
+from analysis.faults import shown
+from analysis.find import JOURNAL
 from analysis.tables import Table
 
 _CHUNK = 16 << 20
@@ -155,12 +157,17 @@ def _pieces(file: io.BufferedReader, part: Extent) -> Iterator[tuple[int, int]]:
 
 
 def _width(header: bytes, path: Path, table: Table) -> int:
-    names = next(csv.reader([header.decode(errors="replace").rstrip("\r\n")]), [])
+    line = header.decode(errors="replace").rstrip("\r\n")
+    try:
+        names = next(csv.reader([line]), [])
+    except csv.Error:
+        names = [line]
     for number, column in enumerate(table.columns):
         if number >= len(names) or names[number] != column:
-            found = ascii(names[number]) if number < len(names) else "nothing"
+            found = shown(names[number]) if number < len(names) else "nothing"
             raise SessionError(
                 f"{path}, line 1: {found} where column {number + 1} is {column!r}; "
-                "it is not a table of this format"
+                "it is not a table of this format; put the one back that was recorded, or make it "
+                f"anew with 'profilemate finalize' if {JOURNAL}/ is still there"
             )
     return len(names)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import polars as pl
 from polars.io.plugins import register_io_source
 
-from analysis.errors import SessionError
+from analysis.errors import SessionError, unreadable
 from analysis.faults import first_fault, no_number
 from analysis.find import JOURNAL, METADATA, find_session
 from analysis.metadata import part, text
@@ -240,7 +240,7 @@ class Session:
         try:
             yield
         except OSError as error:
-            raise SessionError(f"cannot read {path}: {error.strerror or error}") from None
+            raise unreadable(path, error) from None
         except pl.exceptions.PolarsError as error:
             raise self._malformed(table, str(error).partition("\n")[0]) from None
 
@@ -411,7 +411,7 @@ def _metadata(directory: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise SessionError(f"cannot read {path}: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
     except json.JSONDecodeError as error:
         raise SessionError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except UnicodeDecodeError:

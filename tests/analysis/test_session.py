@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from analysis import SessionError, open_session, summarize
 from analysis.find import find_session
 from analysis.tables import TABLES
 from tests.analysis.builder import COLUMNS, METADATA, SessionBuilder
+from tests.analysis.invoke import invoke
 from tests.analysis.journals import ended_session, running_session
 from tests.analysis.test_cli import run
 
@@ -254,6 +256,36 @@ class TestMalformed:
         assert f"{USAGE}, line 1: 'used_blocks' where column 3 is 'num_blocks'" in error_of(session)
         (session.folder / USAGE).write_text("timestamp_sec,usage_pct\n")
         assert "nothing where column 3 is 'num_blocks'" in error_of(session)
+
+    @pytest.mark.parametrize("content", [b"\xff" * 500, b"a\rb" * 500, b"\0" * 500])
+    def test_what_is_no_table_is_said_in_short(
+        self, session: SessionBuilder, content: bytes
+    ) -> None:
+        (session.folder / USAGE).write_bytes(content + b"\n1,2\n")
+        text = error_of(session)
+        assert "; put the one back that was recorded, or make it anew with" in text
+        assert len(text) < len(str(session.folder)) + 260
+        (session.folder / USAGE).unlink()
+        session.requests({"request_id": "a"})
+        session.append("requests.jsonl", '{"input_length": "' + "\ufffd" * 500 + '"}\n')
+        assert len(error_of(session)) < len(str(session.folder)) + 260
+
+    def test_what_may_not_be_read_is_said_with_a_remedy(
+        self, session: SessionBuilder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As it is of a user who is not the owner; a test may run as one who may read all."""
+        session.usage((1, 10))
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr("analysis.session.extent", refuse)
+        says = f"cannot read {session.folder / USAGE}: Permission denied; run this as its owner"
+        assert says in error_of(session)
+        monkeypatch.setattr("analysis.find.is_session", refuse)
+        result = invoke("summary", session.folder)
+        assert result.stderr.startswith(f"profilemate: cannot read {session.folder}: Permission")
+        assert result.stderr.count("\n") == 1
 
     @pytest.mark.parametrize(
         ("row", "says"),

@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.comparison import Comparison
 from analysis.engine_metrics import Reconciliation
 from analysis.gate import Checked
+from analysis.measures import Measure
 from analysis.plan import Plan
 from analysis.plan.reality import Reality
 from analysis.summary import Summary
@@ -49,6 +50,12 @@ def render(found: Found) -> str:
     kind = _KINDS[type(found)]
     content = {f"{kind}_version": VERSION, **_plain(dataclasses.asdict(found))}
     return json.dumps(content, indent=2, allow_nan=False)
+
+
+def catalogue(measures: Sequence[Measure]) -> str:
+    """The measures that there are, as one JSON list, indented."""
+    told = ("name", "unit", "better", "says")
+    return json.dumps([{key: getattr(one, key) for key in told} for one in measures], indent=2)
 
 
 def _plain(value: Any) -> Any:

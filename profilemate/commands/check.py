@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from analysis.errors import RuleError, SessionError
-from profilemate.commands.options import After, AsJson, RequestsAfter, SessionArgument, opened
+from profilemate.commands.options import (
+    After,
+    AsJson,
+    RequestsAfter,
+    SessionArgument,
+    folder,
+    opened,
+)
 from profilemate.commands.reporting import one_line
 from profilemate.commands.waiting import waiting
 
@@ -57,6 +64,7 @@ def check(
         typer.Option(
             "--baseline",
             metavar="SESSION",
+            parser=folder,
             help="Fail where a measure is worse than this session's.",
             show_default=False,
         ),
@@ -120,7 +128,10 @@ def check(
         # A name that the terminal's encoding cannot show must not end it.
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         if list_all:
-            text.write_catalogue(measures.CATALOGUE, sys.stdout)
+            if as_json:
+                print(json.catalogue(measures.CATALOGUE))
+            else:
+                text.write_catalogue(measures.CATALOGUE, sys.stdout)
             return
         found = _checked(
             session, fail_if or (), baseline, tolerance, measure or (), after, requests_after

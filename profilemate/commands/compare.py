@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from profilemate.commands.options import After, AsJson, RequestsAfter, opened
+from profilemate.commands.options import After, AsJson, RequestsAfter, folder, opened
 from profilemate.commands.reporting import one_line
 from profilemate.commands.waiting import waiting
 from profilemate.commands.writing import writable, write
@@ -20,6 +20,7 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="SESSION",
+            parser=folder,
             help="Sessions' folders, the baseline first, or folders of sessions, of which the "
             "newest is taken.",
             show_default=False,

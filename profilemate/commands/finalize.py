@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from profilemate import collector
+from profilemate.commands import options
 from profilemate.commands.reporting import one_line
 
 Progress = Callable[[int, int], None]
@@ -22,6 +23,7 @@ def finalize(
         Path,
         typer.Argument(
             metavar="SESSION",
+            parser=options.folder,
             help="A session's folder, or a folder of sessions, of which the newest is taken.",
             show_default=False,
         ),
@@ -44,11 +46,13 @@ def finalize(
       2   it is not: it still runs, its record has gaps, or it cannot be read
     """
     with one_line():
-        from analysis.find import find_session
+        from analysis.find import JOURNAL, find_session
 
         folder = find_session(session)
-        with _progress() as progress:
-            collector.finalize(folder, progress)
+        # Without a journal nothing is to be completed, and metadata.json tells all.
+        if (folder / JOURNAL).is_dir():
+            with _progress() as progress:
+                collector.finalize(folder, progress)
         _say_gaps(folder)
         print(f"{folder} is complete")
 

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from analysis.errors import SessionError
+from profilemate.commands.reporting import one_line
+
 if TYPE_CHECKING:
     from analysis.session import Session
 
@@ -43,10 +46,19 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def folder(text: str) -> Path:
+    """The path, which is not empty: that would be the working folder."""
+    with one_line():
+        if not text:
+            raise SessionError("the path of a session is empty; name a folder, or . for this one")
+    return Path(text)
+
+
 SessionArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="SESSION",
+        parser=folder,
         help="A session's folder, or a folder of sessions, of which the newest is taken. "
         "Without it: the newest in $VLLM_PROFILING_DIR, or in vllm_profiling in the "
         "system's temporary folder.",

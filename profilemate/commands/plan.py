@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from analysis.errors import RuleError
-from profilemate.commands.options import AsJson
+from profilemate.commands.options import AsJson, folder
 from profilemate.commands.reporting import one_line
 from profilemate.commands.waiting import waiting
 from profilemate.config import SWITCH
@@ -47,7 +47,13 @@ def plan(
     ] = None,
     session: Annotated[
         Path | None,
-        _option("--session", "Plan what this session ran, beside what it did.", "SESSION"),
+        typer.Option(
+            "--session",
+            metavar="SESSION",
+            parser=folder,
+            help="Plan what this session ran, beside what it did.",
+            show_default=False,
+        ),
     ] = None,
     gpu: Annotated[Text, _option("--gpu", "A GPU's memory (80GiB) or name (H100).", "SIZE")] = None,
     utilization: Annotated[

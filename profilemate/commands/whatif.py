@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from analysis.errors import RuleError, SessionError
-from profilemate.commands.options import After, AsJson, RequestsAfter, opened
+from profilemate.commands.options import After, AsJson, RequestsAfter, folder, opened
 from profilemate.commands.reporting import one_line
 from profilemate.commands.waiting import waiting
 
@@ -42,6 +42,7 @@ def whatif(
         Path | None,
         typer.Argument(
             metavar="SESSION|TRACE",
+            parser=folder,
             help="A session's folder, or a folder of sessions, of which the newest is taken; or a "
             "trace in the Mooncake format, one request as JSON a line.",
             show_default=False,

@@ -365,6 +365,13 @@ class TestCommand:
         assert first_words == [measure.name for measure in measures.CATALOGUE]
         assert "hit_rate share, higher is better Prompt tokens found" in " ".join(said.split())
 
+    def test_the_measures_can_be_listed_for_programs(self) -> None:
+        code, said = self.check("--list", "--json")
+        listed = json.loads(said)
+        assert code == 0
+        assert [one["name"] for one in listed] == [one.name for one in measures.CATALOGUE]
+        assert set(listed[0]) == {"name", "unit", "better", "says"}
+
     def test_it_needs_no_installation(self, session: SessionBuilder) -> None:
         session.usage((0, 1))
         arguments = ["check", session.folder, "--fail-if", "evictions>0"]

@@ -30,7 +30,7 @@ def sweep(
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="COMMAND...",
+            metavar="COMMAND",
             help="What is run, after '--': such as vllm bench throughput --model MODEL.",
             show_default=False,
         ),
@@ -68,7 +68,11 @@ def sweep(
     repeat: Annotated[
         int,
         typer.Option(
-            "--repeat", metavar="N", parser=whole, help="Make each run so often.", show_default="1"
+            "--repeat",
+            metavar="N",
+            parser=whole,
+            help="Make each run so often; once unless given.",
+            show_default=False,
         ),
     ] = 1,
     timeout: Annotated[
@@ -100,8 +104,8 @@ def sweep(
             "--baseline-batch",
             metavar="N",
             parser=whole,
-            help="Prompts that the baseline answers at a time.",
-            show_default="8",
+            help="Prompts that the baseline answers at a time; 8 unless given.",
+            show_default=False,
         ),
     ] = 8,
     dry_run: Annotated[
@@ -135,6 +139,8 @@ def sweep(
         from analysis import sweep as results
         from profilemate.sweep import folder, running, sweeping
 
+        if output == Path("-"):
+            raise RuleError("--output -: runs go to a folder, and not to stdout; name one")
         plan = _plan(command, sets or (), listed, repeat, baseline, baseline_batch)
         directory = (output or Path(time.strftime("sweep_%Y%m%d_%H%M%S"))).absolute()
         if dry_run:

@@ -49,6 +49,8 @@ def writable(path: Path, option: str) -> Path:
 
 
 def _reason_against(path: Path, target: Path) -> str | None:
+    if str(path) == "-":
+        return "it would go to a file of that name, and not to stdout"
     mode = _mode(path)
     if mode is not None and stat.S_ISDIR(mode):
         return "it is a folder"

@@ -85,6 +85,8 @@ def locked(folder: Path) -> Iterator[int]:
 
     """
     try:
+        if folder.exists() and not folder.is_dir():
+            raise RuleError(f"{folder} is a file, and runs go to a folder; name one with --output")
         if folder.is_dir() and not (folder / PLAN_FILE).exists():
             others = [child.name for child in folder.iterdir() if child.name != _LOCK_FILE]
             if others:

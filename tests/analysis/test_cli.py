@@ -120,6 +120,34 @@ def test_finalize_says_what_it_cannot_complete(used: SessionBuilder, tmp_path: P
     assert_fails(result, f"{folder} cannot be completed: journal/ is missing")
 
 
+def test_finalize_says_what_is_wrong_with_the_metadata(used: SessionBuilder) -> None:
+    (used.folder / "metadata.json").write_text('{"a": ')
+    said = run(PROFILEMATE, "summary", used.folder)
+    assert_fails(said, "metadata.json, line 1: not JSON")
+    assert run(PROFILEMATE, "finalize", used.folder).stderr == said.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["summary", ""],
+        ["finalize", ""],
+        ["compare", "", ""],
+        ["whatif", "", "--fast"],
+        ["plan", "--session", ""],
+        ["check", "--baseline", ""],
+    ],
+)
+def test_an_empty_path_is_not_the_working_folder(arguments: list[str]) -> None:
+    assert_fails(run(PROFILEMATE, *arguments), "the path of a session is empty; name a folder")
+
+
+def test_pages_go_to_files(used: SessionBuilder) -> None:
+    for arguments in (["report", "-o"], ["compare", used.folder, "--html"]):
+        result = run(PROFILEMATE, arguments[0], used.folder, *arguments[1:], "-")
+        assert_fails(result, f"not to stdout; name another file with {arguments[-1]}")
+
+
 def test_finalize_leaves_a_running_session_alone(tmp_path: Path) -> None:
     folder = running_session(tmp_path)
     assert_fails(run(PROFILEMATE, "finalize", folder), "is still being written")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.analysis.invoke import invoke
 from tests.sweep.conftest import FAKE, ROOT, Shell
 
 
@@ -253,6 +254,21 @@ def test_a_folder_of_something_else_is_refused(shell: Shell) -> None:
     assert done.returncode == 2
     assert "holds no sweep, and has thesis.txt" in done.stderr
     assert [path.name for path in shell.lab.iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_is_no_folder_of_a_sweep(shell: Shell) -> None:
+    shell.lab.write_text("years of work")
+    done = shell.sweep("--set", "max-num-seqs=1,4")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"{shell.lab} is a file, and runs go to a folder; name one with --output" in done.stderr
+
+
+def test_runs_do_not_go_to_stdout() -> None:
+    result = invoke("sweep", "-o", "-", "--repeat", "2", "--", "true")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "--output -: runs go to a folder, and not to stdout; name one" in result.stderr
+    assert "{COMMAND}...\n" in (shown := invoke("sweep", "--help").stdout)
+    assert "[default:" not in shown
 
 
 def test_a_second_sweep_in_the_folder_is_refused(shell: Shell) -> None:

@@ -19,6 +19,7 @@ from analysis.alike import in_runs
 from analysis.facts import Facts
 from analysis.lifetimes import Spread, spread
 from analysis.session import Session
+from analysis.usage import Usage
 
 TABLE = "kv_cache_evictions"
 COLUMNS = (
@@ -84,9 +85,9 @@ class Interval:
 class Rate:
     """Evictions over time.
 
-    ``mean_per_sec``: over the session, warm-up left out. ``peak_per_sec``: in the whole second
-    with the most, which began at ``peak_sec``. ``intervals``: at most 120, each ``width_sec``
-    wide, 1, 2 or 5 times a power of ten; those without an eviction are left out.
+    ``mean_per_sec``: since the pool's first use, warm-up left out. ``peak_per_sec``: in the whole
+    second with the most, which began at ``peak_sec``. ``intervals``: at most 120, each
+    ``width_sec`` wide, 1, 2 or 5 times a power of ten; those without an eviction are left out.
     """
 
     mean_per_sec: float | None
@@ -190,7 +191,9 @@ class Counted:
         )
         return _summed([empty, *self.owners])
 
-    def result(self, session: Session, facts: Facts, missed: pl.DataFrame) -> Evictions:
+    def result(
+        self, session: Session, facts: Facts, usage: Usage, missed: pl.DataFrame
+    ) -> Evictions:
         """The answers; ``missed`` is what ``missed_for_capacity`` found."""
         self._sum_up()
         sums = _summed([_NOTHING, *self.sums]).with_columns(
@@ -212,7 +215,7 @@ class Counted:
             by_engine=dict(sorted(_split(sums, "engine").items())),
             by_group=dict(sorted(_split(sums, "group").items())),
             reuse_counts=self._reuse_counts(),
-            rate=self._rate(first, session.end_sec - session.begin_sec),
+            rate=self._rate(first, usage.observed_sec or session.end_sec - session.begin_sec),
             regretted=regretted,
             harmless=total.blocks - total.copies_left - regretted.blocks,
         )

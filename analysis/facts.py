@@ -67,7 +67,8 @@ class Facts:
     vLLM's own figure does. ``kv_tokens`` and ``max_concurrency`` are what vLLM prints at
     start-up, the latter for ``max_model_len`` tokens a request. ``blocks_override``: blocks that
     were asked for with ``--num-gpu-blocks-override``. ``settings``: the flags that
-    advice may name, without their dashes, as far as the release has them.
+    advice may name, without their dashes, as far as the release has them. ``device``: ``cuda``,
+    ``cpu`` or another of vLLM's words.
     """
 
     model: str | None
@@ -88,6 +89,7 @@ class Facts:
     cache_dtype: str | None
     scheduler: Scheduler
     settings: tuple[str, ...]
+    device: str | None
     engines: tuple[int, ...]
     host: str | None
     versions: Mapping[str, str]
@@ -142,6 +144,7 @@ def read(session: Session) -> Facts:
         cache_dtype=text(cache.get("cache_dtype")),
         scheduler=_scheduler(part(metadata, "scheduler")),
         settings=_settings(metadata.get("settings")),
+        device=text(metadata.get("device")),
         engines=tuple(sorted(_engine_ranks(metadata))),
         host=text(metadata.get("host")),
         versions={

@@ -11,6 +11,8 @@ from analysis.renderers.formats import byte_size, duration, percent, seconds, sh
 if TYPE_CHECKING:
     from analysis.summary import Summary
 
+_NEARLY_ALL = 0.99
+
 _WHY = {
     "compulsory": "was new",
     "capacity": "had been evicted",
@@ -36,14 +38,20 @@ def sentences(summary: Summary) -> Iterator[str]:
 
 def _usage(summary: Summary) -> Iterator[str]:
     usage = summary.usage.combined
-    length = duration(summary.session.duration_sec - summary.session.begin_sec)
+    whole = summary.session.duration_sec - summary.session.begin_sec
+    length = duration(whole)
     if usage is None or usage.bands is None:
         yield f"In {length}, no block of the KV cache was ever held."
         return
     one = len(summary.usage.pools) == 1
     pools = "the KV cache had" if one else "the engines' KV caches had"
+    observed = summary.usage.observed_sec or 0.0
+    # The time before is not counted: start-up may take longer than all the rest.
+    over = f"Over {length}"
+    if observed < _NEARLY_ALL * whole:
+        over = f"In the {duration(observed)} since the first request (of {length})"
     yield (
-        f"Over {length}, {pools} {percent(usage.mean_pct)} of {'its' if one else 'their'} blocks "
+        f"{over}, {pools} {percent(usage.mean_pct)} of {'its' if one else 'their'} blocks "
         "in use on average, "
         f"{percent(usage.peak_pct)} at the peak, and over 90 % for {share(usage.bands.over_90)} of "
         "the time."

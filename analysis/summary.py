@@ -172,7 +172,7 @@ def _summarize(session: Session, beside: Executor) -> Summary:
     del lost
     for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
     missed = missed.select(miss_reasons.BLOCK_COLUMNS)
-    evicted = watched.counted.result(session, known, for_capacity)
+    evicted = watched.counted.result(session, known, used, for_capacity)
     blamed = blame.measure(
         for_capacity, known_prompts, used_again, returned, watched.counted.by_evictor()
     )

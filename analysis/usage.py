@@ -91,6 +91,11 @@ class Usage:
     combined: PoolUsage | None
     pools: tuple[PoolUsage, ...]
 
+    @property
+    def observed_sec(self) -> float | None:
+        """From the first row on, of the engine that was there first; None without a row."""
+        return max((pool.observed_sec for pool in self.pools), default=None)
+
 
 def blocks_by_engine(usage: Usage) -> dict[int, int]:
     """Blocks that requests can hold in each engine's first pool, of engines with a usage row."""

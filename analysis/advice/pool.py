@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from analysis.summary import Summary
 
 
+_FOR_HOST_MEMORY_BYTES = 2**30
+"""Less than this is had on the GPU more easily than by offloading to the host."""
+
+
 def can_never_run(summary: Summary) -> Advice | None:
     """Requests that need more blocks than there are wait for ever, and hold up the queue."""
     admission, facts = summary.admission, summary.facts
@@ -128,7 +132,8 @@ def _blocks(summary: Summary) -> int:
 
 def _larger_pool(pool: int, more: int, summary: Summary) -> str:
     size = summary.facts.bytes_per_block
-    room = "" if size is None else f", {byte_size(more * size)} more on each GPU"
+    where = "" if summary.facts.device == "cpu" else " on each GPU"
+    room = "" if size is None else f", {byte_size(more * size)} more{where}"
     whose = "each engine's" if len(summary.facts.engines) > 1 else "the"
     pools = sorted(set(blocks_by_engine(summary.usage).values())) or [pool]
     each = f"{pools[0]:,}" if len(pools) == 1 else f"{pools[0]:,} to {pools[-1]:,}"
@@ -139,7 +144,10 @@ def _flag(summary: Summary, pool: int, more: int) -> tuple[str | None, str | Non
     """What makes room for as many blocks more, and its value."""
     facts = summary.facts
     size = facts.bytes_per_block
-    if more > pool:
+    if facts.blocks_override is not None:
+        # Whatever the memory, vLLM makes so many.
+        return "--num-gpu-blocks-override", f"{pool + 1 + more}"
+    if _is_for_host_memory(summary, pool, more):
         if size is None:
             return None, None
         return "--kv-offloading-size", f"{math.ceil(more * size / 2**30)}"
@@ -148,6 +156,15 @@ def _flag(summary: Summary, pool: int, more: int) -> tuple[str | None, str | Non
     if (facts.gpu_memory_utilization or LARGEST_UTILIZATION) < LARGEST_UTILIZATION:
         return "--gpu-memory-utilization", f"{LARGEST_UTILIZATION}"
     return None, None
+
+
+def _is_for_host_memory(summary: Summary, pool: int, more: int) -> bool:
+    """Whether so many blocks more are better kept there than asked of the GPU."""
+    facts = summary.facts
+    if facts.device == "cpu" or facts.blocks_override is not None:
+        return False
+    size = facts.bytes_per_block
+    return more > pool and (size is None or more * size >= _FOR_HOST_MEMORY_BYTES)
 
 
 def _of_a_larger_pool(summary: Summary, more: int, lost: float, tax: float) -> str:
@@ -162,10 +179,10 @@ def _of_a_larger_pool(summary: Summary, more: int, lost: float, tax: float) -> s
         parts.append("Fewer preemptions, and less work done twice.")
     else:
         parts.append("Shorter queues.")
-    if more > pool:
+    if _is_for_host_memory(summary, pool, more):
         parts.append(
-            f"That is {more / pool:.1f} times the pool: keep them in host memory, or send requests "
-            "that share a prefix to the same engine."
+            f"The pool would be {1 + more / pool:.1f} times as large: keep what is more in host "
+            "memory, or send requests that share a prefix to the same engine."
         )
     if facts.cache_dtype is not None and "fp8" not in facts.cache_dtype and more > pool // 4:
         parts.append("--kv-cache-dtype fp8 makes twice the blocks of 16-bit ones.")

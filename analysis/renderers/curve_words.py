@@ -37,6 +37,21 @@ def _held_back(found: Curve) -> Iterator[str]:
         f"rule; evicting what is needed latest would make it {best}, and {most} (modelled)."
     )
     yield _best_rule(point)
+    if verdict.by == "policy":
+        yield _instead(found, verdict.best_hit_rate)
+
+
+def _instead(found: Curve, most: float) -> str:
+    """What can be done about a rule that cannot be changed, where another would find so much."""
+    for larger in sorted(found.points, key=lambda each: each.pool.num_blocks):
+        under_lru = larger.outcome(LRU)
+        finds = under_lru.hit_rate if under_lru else None
+        if finds is not None and finds >= most:
+            return (
+                "vLLM has no flag for another rule, but a larger pool finds as much: "
+                f"{counted(larger.pool.num_blocks, 'block')} find {share(finds)} under LRU."
+            )
+    return "vLLM has no flag for another rule."
 
 
 def _best_rule(point: Point) -> str:

@@ -232,6 +232,7 @@ _SETTINGS = {
         "gpu-memory-utilization": "gpu_memory_utilization",
         "kv-cache-memory-bytes": "kv_cache_memory_bytes",
         "kv-offloading-size": "kv_offloading_size",
+        "num-gpu-blocks-override": "num_gpu_blocks_override",
     },
     "scheduler_config": {
         "enable-chunked-prefill": "enable_chunked_prefill",

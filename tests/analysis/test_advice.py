@@ -47,6 +47,9 @@ def served(session: SessionBuilder, count: int = 20, queued: float = 0.0) -> Non
     )
 
 
+GROUP = {"kind": "FullAttentionSpec", "block_size": 16, "bytes_per_block": 8192}
+
+
 def evicted_and_missed(session: SessionBuilder, handed_out: int) -> None:
     """Three of four prompts were computed a second time, after so many blocks had gone by."""
     session.usage((0, 20), (9, 95))
@@ -80,16 +83,40 @@ def test_nothing_recorded_needs_none(session: SessionBuilder) -> None:
 def test_a_larger_pool(
     session: SessionBuilder, handed_out: int, flag: str, value: str, confidence: str
 ) -> None:
-    session.metadata(
-        groups=[{"kind": "FullAttentionSpec", "block_size": 16, "bytes_per_block": 8192}],
-        settings=["kv-cache-memory-bytes", "kv-offloading-size"],
-    )
+    session.metadata(groups=[GROUP], settings=["kv-cache-memory-bytes", "kv-offloading-size"])
     evicted_and_missed(session, handed_out)
     piece = advice(session)["pool"]
     assert (piece.flag, piece.value, piece.confidence) == (flag, value, confidence)
     # 48 tokens of the second prompt, of 2 x 50 that were computed.
     assert "48 prompt tokens were computed again" in piece.evidence[0]
     assert "48.00 % of all prefill" in piece.evidence[0]
+
+
+def test_a_pool_of_a_fixed_size(session: SessionBuilder) -> None:
+    """Whatever the memory, vLLM makes as many blocks as it was told."""
+    cache = {"blocks": 101, "num_gpu_blocks_override": 101}
+    session.metadata(
+        cache=cache,
+        groups=[GROUP],
+        settings=["kv-cache-memory-bytes", "kv-offloading-size", "num-gpu-blocks-override"],
+    )
+    evicted_and_missed(session, 200_000)
+    piece = advice(session)["pool"]
+    assert (piece.flag, piece.value) == ("--num-gpu-blocks-override", "200101")
+    assert "host memory" not in piece.expect
+
+
+@pytest.mark.parametrize(("device", "handed_out"), [("cpu", 200_000), ("cuda", 200)])
+def test_host_memory_is_for_gpus_and_for_much(
+    session: SessionBuilder, device: str, handed_out: int
+) -> None:
+    settings = ["kv-cache-memory-bytes", "kv-offloading-size"]
+    session.metadata(device=device, groups=[GROUP], settings=settings)
+    evicted_and_missed(session, handed_out)
+    piece = advice(session)["pool"]
+    assert piece.flag == "--kv-cache-memory-bytes"
+    assert "host memory" not in piece.expect
+    assert ("on each GPU" in piece.says) == (device == "cuda")
 
 
 def test_nothing_is_sure_where_the_tables_do_not_fit(session: SessionBuilder) -> None:

@@ -137,6 +137,14 @@ def test_words(session: SessionBuilder) -> None:
     assert "own hit rate was 36.57 % (measured): the model is 0.00 points" in said
 
 
+def test_words_of_what_to_do(session: SessionBuilder) -> None:
+    """A rule cannot be chosen, a size can."""
+    said = " ".join(sentences(curve(session, 10, 11, 30)))
+    # Of the rules, S3-FIFO finds most with 10 blocks, 50.29 %.
+    assert "but a larger pool finds as much: 11 blocks find 54.86 % under LRU." in said
+    assert "vLLM has no flag for another rule." in " ".join(sentences(curve(session, 10)))
+
+
 @pytest.mark.parametrize(
     ("verdict", "said"),
     [

@@ -194,7 +194,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("demo: interrupted, the server is stopped", file=sys.stderr)
         return 130
-    print(f"\nThe session: {os.path.relpath(session)}")
+    folder, python = os.path.relpath(session), os.path.relpath(sys.executable)
+    print(f"\nThe session: {folder}\nMore of it:  {python} -m profilemate report {folder}")
     return 0
 
 

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from analysis.comparison import Change
 from analysis.renderers.formats import byte_size, percent, seconds, share
 
+NOTHING_DIFFERS = "Nothing that was recorded: what differs below is what two runs of it differ by."
+"""Of two sessions' configurations."""
+
 NONE = "-"
 
 

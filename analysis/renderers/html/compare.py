@@ -58,7 +58,7 @@ def _doubts(found: Comparison) -> Iterator[str]:
 
 def _configuration(settings: tuple[Setting, ...], names: str) -> str:
     if not settings:
-        return "<p>Nothing that was recorded.</p>"
+        return f"<p>{measures.NOTHING_DIFFERS}</p>"
     heads = "".join(f'<th scope="col">{name}</th>' for name in names)
     rows = "\n".join(
         f'<tr><th scope="row">{_text(setting.name)}</th>'

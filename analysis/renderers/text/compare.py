@@ -44,7 +44,7 @@ def _session(name: str, about: About, *, is_baseline: bool) -> Iterator[Line]:
 
 def _configuration(settings: Sequence[Setting]) -> Iterator[Line]:
     if not settings:
-        yield from note("Nothing that was recorded.")
+        yield from note(measures.NOTHING_DIFFERS)
         return
     names = NAMES[: len(settings[0].values)]
     rows = [(s.name, *(value or measures.NONE for value in s.values)) for s in settings]

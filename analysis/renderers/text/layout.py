@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -57,7 +58,13 @@ def wrapped(head: str, text: str, head_style: str, style: str) -> Iterator[Line]
 
 
 def fill(text: str, width: int) -> list[str]:
-    return textwrap.wrap(printable(text), width, break_on_hyphens=False) or [""]
+    together = _BEFORE_UNIT.sub(_NO_BREAK, printable(text))
+    lines = textwrap.wrap(together, width, break_on_hyphens=False)
+    return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
+
+
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mu]?s|min|h|[KMGT]?i?B)(?!\w))")
 
 
 def shortened(text: str, width: int) -> str:

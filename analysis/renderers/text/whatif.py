@@ -119,6 +119,7 @@ def _truth(found: Replayed) -> Iterator[Line]:
     was, now = found.measured, found.baseline
     if was is not None and now is not None:
         yield from note(f"The recorded configuration, replayed, {_compared(was, now)}.")
+        yield from _waited(was.queue_mean_sec, now.queue_mean_sec)
     for line in found.notes:
         yield from wrapped("  - ", line, "warning", "")
 
@@ -133,6 +134,20 @@ def _compared(was: Outcome, now: Outcome) -> str:
         return f"{rate} the session, and {_count(now.evictions)} evictions where it had none"
     more = (now.evictions or 0) / was.evictions - 1
     return f"{rate} the session, and {100 * more:+.1f} % evictions"
+
+
+def _waited(was: float | None, now: float | None) -> Iterator[Line]:
+    if was is None or now is None:
+        return
+    is_far = max(was, now) > _FAR * min(was, now) + _FAR_SEC
+    yield from note(
+        f"Requests wait {seconds(now)} on average in it, and waited {seconds(was)}"
+        + (": its queue times are no more than a guess." if is_far else ".")
+    )
+
+
+_FAR, _FAR_SEC = 2.0, 0.001
+"""So many times as long and so much longer is not the same queue."""
 
 
 def _failures(found: Replayed) -> Iterator[Line]:

@@ -255,3 +255,31 @@ def test_the_text_says_what_is_measured_and_what_replayed() -> None:
     assert "recorded with 0.32.0. A step takes 8.0 ms + 25 us a prefill token on" in flowing
     assert "has a hit rate 0.12 points above that of the session, and +0.0 % evictions" in flowing
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        (0.1, 0.15, "Requests wait 150.0 ms on average in it, and waited 100.0 ms."),
+        (0.0007, 1.14, "waited 700 us: its queue times are no more than a guess."),
+        (1.14, 0.0, "wait 0 us on average in it, and waited 1.14 s: its queue times are no more"),
+        (0.0, 0.0005, "Requests wait 500 us on average in it, and waited 0 us."),
+    ],
+)
+def test_queues_that_are_far_from_the_recorded_ones_are_told(
+    was: float, now: float, says: str
+) -> None:
+    found = Replayed(
+        name="runs/session_1",
+        requests=42,
+        engines=1,
+        vllm="0.33.0",
+        recorded_vllm="0.33.0",
+        step_time=StepTime(0.008),
+        notes=(),
+        measured=outcome("measured", "as it ran", 2_500, queue_mean_sec=was),
+        baseline=outcome("exact", "as recorded", 2_500, queue_mean_sec=now),
+        outcomes=(),
+        failures=(),
+    )
+    assert says in " ".join(text.render(found).split())

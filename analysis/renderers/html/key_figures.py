@@ -35,7 +35,13 @@ def figures(summary: Summary) -> Iterator[KeyFigure]:
             over = usage.bands.over_90
             yield KeyFigure("of the time over 90 %", f"{key}.bands.over_90", over, share(over))
     rate = true.token_rate
-    yield KeyFigure("of prompt tokens cached", "prefix_cache.true.token_rate", rate, share(rate))
+    yield KeyFigure(
+        "of prompt tokens found in the cache", "prefix_cache.true.token_rate", rate, share(rate)
+    )
+    ceiling = summary.misses.ceiling
+    if ceiling is not None:
+        key = "misses.ceiling"
+        yield KeyFigure("of them at most could have been", key, ceiling, share(ceiling))
     yield _count("blocks evicted", "evictions.total.blocks", evicted.blocks)
     recomputed = summary.misses.recomputed_tokens
     yield _count("tokens recomputed after eviction", "misses.recomputed_tokens", recomputed)

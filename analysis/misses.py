@@ -233,7 +233,7 @@ def classify(
         drops_hit_block: speculative decoding gives the last block of a hit up again.
 
     """
-    known = _with_loss(blocks, evicted.filter(pl.col("group") == group))
+    known = _with_loss(blocks, _of_group(evicted, group))
     dropped = pl.lit(drops_hit_block) & pl.col("first") & (pl.col("index") > 0)
     cached = pl.when("first").then(_said("held back")).otherwise(_said("behind"))
     reason = (
@@ -268,6 +268,12 @@ def _with(blocks: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
             if name not in place
         )
     return blocks.join(told, on=place, how="left")
+
+
+def _of_group(evicted: pl.DataFrame, group: int) -> pl.DataFrame:
+    # Not copied where all are, as they usually are: there may be millions.
+    is_of_group = evicted["group"] == group
+    return evicted if is_of_group.all() else evicted.filter(is_of_group)
 
 
 def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:

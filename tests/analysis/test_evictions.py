@@ -6,6 +6,7 @@ import pytest
 
 from analysis import Summary, open_session, summarize
 from analysis.evictions import Evicted, Interval, Reused
+from analysis.story import sentences
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import swept
 
@@ -103,6 +104,22 @@ def test_reuse_counts_come_in_powers_of_two(session: SessionBuilder) -> None:
         Reused(32, 63, 0),
         Reused(64, None, 2),
     )
+
+
+def test_start_up_is_no_part_of_the_rate_or_of_the_story(session: SessionBuilder) -> None:
+    """The engine took 6 of the session's 10 seconds to start."""
+    session.usage((6, 50), (8, 100))
+    session.evictions(*({"timestamp_sec": sec} for sec in (7, 8)))
+    found = summary_of(session)
+    assert found.evictions.rate.mean_per_sec == 0.5
+    story = next(sentences(found))
+    assert story.startswith("In the 4.00 s since the first request (of 10.00 s), the KV cache had ")
+    assert "75.00 % of its blocks in use on average" in story
+
+
+def test_the_story_of_a_whole_session_has_one_time(session: SessionBuilder) -> None:
+    session.usage((0, 50), (8, 100))
+    assert next(sentences(summary_of(session))).startswith("Over 10.00 s, the KV cache had 60.00 %")
 
 
 def test_the_rate_over_time_has_its_peak_second(session: SessionBuilder) -> None:

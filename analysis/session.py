@@ -200,8 +200,8 @@ class Session:
         last = max((self._last_time(table) for table in TABLES.values()), default=0.0)
         if self.state != "complete":
             return last
-        began = _wall_clock(self.metadata.get("started_at"))
-        ended = _wall_clock(self.metadata.get("ended_at"))
+        began = wall_clock(self.metadata.get("started_at"))
+        ended = wall_clock(self.metadata.get("ended_at"))
         if began is None or ended is None or ended - began > LONGEST_SEC:
             return last
         return max(last, ended - began)
@@ -433,7 +433,7 @@ def _metadata(directory: Path) -> Mapping[str, Any]:
     return metadata
 
 
-def _wall_clock(moment: Any) -> float | None:
+def wall_clock(moment: Any) -> float | None:
     """Seconds since 1970 of a time in metadata.json: a number already, or ISO 8601 text."""
     if isinstance(moment, (int, float)) and not isinstance(moment, bool):
         return float(moment) if 0 <= moment <= _LATEST_SEC else None

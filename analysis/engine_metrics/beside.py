@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 
 from analysis.engine_metrics import blocks, prefix_cache, requests
 from analysis.engine_metrics.figures import Row
-from analysis.engine_metrics.moment import Seen, moment, wall_clock
+from analysis.engine_metrics.moment import Seen, moment
 from analysis.engine_metrics.page import Page
 from analysis.facts import Facts
 from analysis.facts import read as read_facts
-from analysis.session import Session
+from analysis.session import Session, wall_clock
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property
-from typing import Any
 
 import polars as pl
 
 from analysis.engine_metrics.page import Page
-from analysis.session import Session
+from analysis.session import Session, wall_clock
 
 UNDER_WAY_SEC = 1.0
 """What a running engine did in so long before the page was taken, and in its last three steps, may
@@ -70,11 +68,3 @@ def moment(session: Session, page: Page) -> float | None:
         return None
     at = page.scraped_at - began
     return at if 0 <= at < session.end_sec else None
-
-
-def wall_clock(moment: Any) -> float | None:
-    """Seconds since 1970."""
-    try:
-        return datetime.fromisoformat(str(moment).replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError):
-        return None

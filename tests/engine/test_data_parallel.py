@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -56,11 +55,18 @@ def served(lab: Lab) -> Served:
         engine.kill(server.process.pid, *api_servers)
         for interrupted in left:
             assert interrupted.read().finish_reason is None
-        steps = session / "scheduler_steps.csv"
-        size = os.path.getsize(steps)
+        alone = engine.elapsed_sec(session)
+        size = engine.journal_size(session)
         engine.wait_for(
-            "rows of engines whose API servers are dead",
-            lambda: os.path.getsize(steps) > size,
+            "engines to go on whose API servers are dead",
+            lambda: engine.journal_size(session) > size,
+            engine.END_SECONDS,
+        )
+        # They leave the collector, which gives way to them, hardly a moment of two processors.
+        engine.stop(*engines.values())
+        engine.wait_for(
+            "tables of engines whose API servers are dead",
+            lambda: engine.metadata(session)["duration_sec"] > alone,
             engine.END_SECONDS,
         )
         completed_too_early = engine.metadata(session)["complete"]

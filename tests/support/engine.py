@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from analysis.session import wall_clock
 from demo.server import Server, serve
 from demo.tiny_model import write_model as write_demo_model
 
@@ -435,6 +436,13 @@ def copy_journal(session: Path, folder: Path) -> Path:
     return copy
 
 
+def elapsed_sec(session: Path) -> float:
+    """Seconds since the session began, as its tables count them."""
+    began = wall_clock(metadata(session)["started_at"])
+    assert began is not None
+    return time.time() - began
+
+
 def journal_size(session: Path) -> int:
     """Bytes of all journals."""
     return sum(path.stat().st_size for path in session.glob("journal/*.journal"))
@@ -471,6 +479,12 @@ def kill(*pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     wait_for("killed processes to go", lambda: not any(map(is_alive, pids)), END_SECONDS)
+
+
+def stop(*pids: int) -> None:
+    """Halt processes where they are, so that they take no processor time until they are killed."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
 
 
 def children(pid: int) -> dict[int, str]:

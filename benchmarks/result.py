@@ -80,6 +80,8 @@ def moved(now: Result, before: Result | None) -> Literal["", "better", "worse"]:
     """How the figure changed; empty where the spreads overlap or there is nothing to compare."""
     if now.figure is None or now.target is None or before is None or before.figure is None:
         return ""
+    if now.unit != before.unit:
+        return ""
     overlap = now.low <= before.high and before.low <= now.high
     if overlap or abs(now.figure - before.figure) <= SMALLEST_CHANGE * abs(before.figure):
         return ""

@@ -36,6 +36,8 @@ def found(target: Target | None, *figures: float) -> Result:
         (found(None, 9.0), found(None, 1.0), "for comparison"),
         (unmeasured("name", "no GPU", LOW), found(LOW, 1.0), "not measured"),
         (found(LOW, 1.0), unmeasured("name", "no GPU", LOW), "met"),
+        # Figures of different units say nothing of each other.
+        (middle("name", [1.4], "MB", LOW, ""), middle("name", [0.6], "MB/s", LOW, ""), "met"),
     ],
 )
 def test_verdict(now: Result, before: Result | None, said: str) -> None:

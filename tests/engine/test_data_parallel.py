@@ -74,7 +74,7 @@ def served(lab: Lab) -> Served:
         engine.wait_for(
             "the session to be complete",
             lambda: engine.metadata(session)["complete"],
-            engine.on_this_machine(engine.SETTLED_SECONDS),
+            engine.SETTLED_SECONDS,
         )
     engine.wait_until_settled(lab.sessions("data-parallel"))
     return Served(session, metrics, completed_too_early)

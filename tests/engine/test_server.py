@@ -51,7 +51,7 @@ def served(servers: tuple[Server, Server], lab: Lab) -> Served:
     engine.wait_for(
         "the row of a finished request",
         lambda: engine.requests(session),
-        engine.on_this_machine(engine.SETTLED_SECONDS),
+        engine.SETTLED_SECONDS,
     )
     rows_while_running = len(engine.requests(session))
     left = Answer(port, tokens(2, 100), 1500).read(5)
@@ -65,7 +65,7 @@ def served(servers: tuple[Server, Server], lab: Lab) -> Served:
     engine.wait_for(
         "the session to be complete and its collector to be gone",
         lambda: engine.metadata(session)["complete"] and not engine.processes_about(session),
-        engine.on_this_machine(engine.SETTLED_SECONDS),
+        engine.SETTLED_SECONDS,
     )
     log = server.log.read_text(errors="replace")
     busy = [at for at in pages if engine.metric(at[0], "vllm:num_requests_running")]

@@ -55,7 +55,7 @@ def killed(servers: tuple[Server, Server], lab: Lab) -> Killed:
     engine.wait_for(
         "rows of the short answers",
         lambda: len(engine.requests(session)) == len(answers),
-        engine.on_this_machine(engine.SETTLED_SECONDS),
+        engine.SETTLED_SECONDS,
     )
     caught_up = engine.tables(session)
 

@@ -66,7 +66,7 @@ def killed(started: tuple[Application, Application], lab: Lab) -> Killed:
     engine.wait_for(
         "the tables to be complete",
         lambda: engine.metadata(session).get("complete"),
-        engine.on_this_machine(engine.SETTLED_SECONDS),
+        engine.SETTLED_SECONDS,
     )
     # An LLM of vLLM 0.32 waits for ever for a killed engine, with profilemate or without.
     engine.kill(application.process.pid)

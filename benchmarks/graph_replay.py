@@ -17,19 +17,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import environment
 from benchmarks.command import Options, count, progress, run
+from benchmarks.pairs import Times, compare, note
 from benchmarks.result import BenchmarkError, Result, Target, middle
 from profilemate import writer
 from profilemate.collector.decode import Shape, episodes, told
@@ -69,7 +68,13 @@ def measure(options: Options) -> list[Result]:
 def _one_graph(options: Options) -> Result:
     with _sides(1, recorded=not options.null) as sides:
         found = [_compare(sides, options.pairs, seed) for seed in range(options.repeats)]
-    return middle("CUDA graph replay", [each.added for each in found], "µs", TARGET, _note(found))
+    return middle(
+        "CUDA graph replay",
+        [each.added for each in found],
+        "µs",
+        TARGET,
+        note(found, "an execution"),
+    )
 
 
 def _pieces(options: Options) -> Result:
@@ -77,7 +82,7 @@ def _pieces(options: Options) -> Result:
         found = [_compare(sides, options.pairs // 4, seed) for seed in range(options.repeats)]
     added = [each.added / PIECES for each in found]
     name = f"CUDA graph replay, each of {PIECES} pieces"
-    return middle(name, added, "µs", TARGET, _note(found))
+    return middle(name, added, "µs", TARGET, note(found, "an execution"))
 
 
 def _written(options: Options) -> Result:
@@ -86,50 +91,19 @@ def _written(options: Options) -> Result:
     with _sides(1, recorded=not options.null) as sides:
         found = [_compare(sides, pairs, seed, PAUSE_SEC) for seed in range(options.repeats)]
     name = f"CUDA graph replay every {1e3 * PAUSE_SEC:.0f} ms"
-    return middle(name, [each.added for each in found], "µs", None, _note(found))
-
-
-@dataclass(frozen=True)
-class Times:
-    """Microseconds of one execution: the median ``added`` by recording, and what it took ``off``.
-
-    ``floor`` is what is added by the difference of the fastest batches.
-    """
-
-    added: float
-    off: float
-    floor: float
-
-
-def _note(found: list[Times]) -> str:
-    each = sorted(found, key=lambda times: times.added)[len(found) // 2]
-    return (
-        f"{each.added:+.2f} µs on an execution of {each.off:.1f} µs; "
-        f"fastest on and off: {each.floor:+.2f} µs"
-    )
+    return middle(name, [each.added for each in found], "µs", None, note(found, "an execution"))
 
 
 def _compare(sides: tuple[Any, Any], pairs: int, seed: int, pause_sec: float = 0) -> Times:
-    """Run both, in an order that is drawn for each pair of batches."""
-    draw = random.Random(seed)
+    """Run both in turn; the second is recorded."""
     size = 1 if pause_sec else IN_BATCH[len(sides[0].graphs)]
-    order = [0, 1]
-    times: tuple[list[int], list[int]] = ([], [])
-    with environment.no_collection():
-        for _ in range(pairs):
-            draw.shuffle(order)
-            for index in order:
-                time.sleep(pause_sec)
-                times[index].append(_time(sides[index], size))
-    off, on = times
-    return added(off, on, size)
 
+    def timed(runner: Any) -> int:
+        time.sleep(pause_sec)
+        return _time(runner, size)
 
-def added(off: list[int], on: list[int], size: int) -> Times:
-    """What one execution takes longer, from the nanoseconds of batches that were run in pairs."""
-    differences = [with_it - without for without, with_it in zip(off, on, strict=True)]
-    scale = 1e-3 / size
-    return Times(median(differences) * scale, median(off) * scale, (min(on) - min(off)) * scale)
+    (found,) = compare([partial(timed, runner) for runner in sides], pairs, size, seed)
+    return found
 
 
 def _time(runner: Any, executions: int) -> int:

@@ -131,7 +131,7 @@ def _run(
     draw: random.Random,
 ) -> dict[int, list[int]]:
     """Run these sides, each step in turn; returns the tokens of their steps."""
-    schedulers = {index: _build(model, load, sides[index]) for index in order}
+    schedulers = {index: build(model, load, sides[index]) for index in order}
     with no_collection():
         adds = _add(schedulers, prompts, order, draw)
     with no_collection():
@@ -148,7 +148,7 @@ def _run(
     return work
 
 
-def _build(model: Path, load: Load, side: Side) -> Any:
+def build(model: Path, load: Load, side: Side) -> Any:
     os.environ["VLLM_PROFILING"] = str(int(side.profiling))
     os.environ.pop("VLLM_PROFILING_SESSION", None)
     longest = max(own + output for own, output in load.lengths()) + SHARED_TOKENS

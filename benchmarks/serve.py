@@ -97,12 +97,12 @@ def serve(lab: Lab, options: Options, draw: random.Random) -> list[Turn]:
             server.wait_until_ready(START_SECONDS)
         progress("three servers are up")
         for name in order:  # What only a first load does is not measured.
-            load(lab, servers[name].port, 16, options.output)
+            load(lab, name, servers[name].port, 16, options.output)
         turns: list[Turn] = []
         for _ in range(options.loads):
             draw.shuffle(order)
             turn = {
-                name: load(lab, servers[name].port, options.prompts, options.output)
+                name: load(lab, name, servers[name].port, options.prompts, options.output)
                 for name in order
             }
             progress(", ".join(f"{name} {turn[name].token_ms:.3f} ms" for name in sorted(turn)))
@@ -119,17 +119,23 @@ def serve(lab: Lab, options: Options, draw: random.Random) -> list[Turn]:
     return turns
 
 
-def load(lab: Lab, port: int, prompts: int, output: int) -> Served:
-    """Run ``vllm bench serve``."""
+def load(lab: Lab, name: str, port: int, prompts: int, output: int) -> Served:
+    """Run ``vllm bench serve`` against the server of this name."""
     from tests.support.engine import bench_options
 
     result = lab.folder / "load.json"
-    saving = ["--save-result", f"--result-dir={lab.folder}", f"--result-filename={result.name}"]
+    saving = [
+        "--save-detailed",
+        "--save-result",
+        f"--result-dir={lab.folder}",
+        f"--result-filename={result.name}",
+    ]
     lab.vllm("load", *bench_options(lab.model, port, prompts, output), *saving)
     numbers = json.loads(result.read_text())
     result.unlink()
     if numbers["failed"] or not numbers["completed"]:
-        raise BenchmarkError(f"{numbers['failed']} requests failed")
+        why = {error.strip().rpartition("\n")[2] for error in numbers["errors"] if error}
+        raise BenchmarkError(f"{name}: {numbers['failed']} requests failed: {'; '.join(why)}")
     return Served(numbers["mean_tpot_ms"], numbers["output_throughput"], numbers["completed"])
 
 

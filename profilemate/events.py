@@ -20,7 +20,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 
@@ -143,7 +143,6 @@ WHOLE_NS = 1 << 31
 """A time that is not farther than this from another is known from it and its own lower half."""
 
 _first_bytes = itemgetter(slice(0, HASH_BYTES))
-_block_id = attrgetter("block_id")
 
 
 def op_of(op: Op, pool: int) -> int:
@@ -176,7 +175,8 @@ class Columns:
         number_code, packed_numbers = _packed(numbers)
         lengths = [*map(len, blocks), *map(len, self.ids)]
         length_code, packed_lengths = _packed(lengths)
-        ids = [*map(_block_id, chain.from_iterable(blocks)), *chain.from_iterable(self.ids)]
+        ids = [block.block_id for block in chain.from_iterable(blocks)]
+        ids.extend(chain.from_iterable(self.ids))
         id_code, packed_ids = _packed(ids)
         head = FRAME.pack(
             since,

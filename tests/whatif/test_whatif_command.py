@@ -155,6 +155,8 @@ def test_without_vllm_it_says_so(session: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_interrupt_while_a_worker_starts_is_quiet(session: Path) -> None:
     """Ctrl-C goes to the whole group, and to workers that have not come to any line of ours."""
+    # As on a terminal: what a shell runs in the background is deaf to it, with all its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "profilemate", "whatif", str(session), "--jobs=2"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

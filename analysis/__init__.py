@@ -13,12 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis import measures
-    from analysis.comparison import Comparison, compare
     from analysis.errors import RuleError, SessionError
-    from analysis.gate import Checked, check
-    from analysis.session import Session, open_session
+    from analysis.judgement import measures
+    from analysis.judgement.comparison import Comparison, compare
+    from analysis.judgement.gate import Checked, check
     from analysis.summary import Summary, summarize
+    from analysis.tables.session import Session, open_session
 
 __all__ = [
     "Checked",
@@ -35,15 +35,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checked": "analysis.gate",
-    "Comparison": "analysis.comparison",
+    "Checked": "analysis.judgement.gate",
+    "Comparison": "analysis.judgement.comparison",
     "RuleError": "analysis.errors",
-    "Session": "analysis.session",
+    "Session": "analysis.tables.session",
     "SessionError": "analysis.errors",
     "Summary": "analysis.summary",
-    "check": "analysis.gate",
-    "compare": "analysis.comparison",
-    "open_session": "analysis.session",
+    "check": "analysis.judgement.gate",
+    "compare": "analysis.judgement.comparison",
+    "open_session": "analysis.tables.session",
     "summarize": "analysis.summary",
 }
 
@@ -55,7 +55,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Import on first use: ``python -m analysis`` must be able to say that Polars is missing."""
     if name == "measures":
-        return import_module("analysis.measures")
+        return import_module("analysis.judgement.measures")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -8,70 +8,68 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from analysis import (
-    admission,
-    advice,
-    ages,
+from analysis.gpu import capture_sizes, captures, cuda_graphs, executions, graph_ledger, memory
+from analysis.gpu.capture_sizes import CaptureSizes, DecodeSteps
+from analysis.gpu.cuda_graphs import CudaGraphs
+from analysis.gpu.graph_ledger import Ledger
+from analysis.gpu.memory import Memory
+from analysis.judgement import advice, consistency
+from analysis.judgement.advice import Advice
+from analysis.pool import (
     allocations,
-    blame,
-    capture_sizes,
-    captures,
-    consistency,
-    cuda_graphs,
     evictions,
-    executions,
-    facts,
-    families,
     fragmentation,
-    graph_ledger,
-    groups,
     holders,
+    kv_groups,
     lifetimes,
-    memory,
-    miss_reasons,
-    misses,
-    pieces,
-    preempting,
-    preemptions,
-    prefix_cache,
     pressure,
+    usage,
+)
+from analysis.pool.allocations import Allocations
+from analysis.pool.evictions import Evictions
+from analysis.pool.fragmentation import Fragmentation
+from analysis.pool.holders import Holders
+from analysis.pool.kv_groups import Contents
+from analysis.pool.lifetimes import Lifetimes
+from analysis.pool.usage import Usage
+from analysis.prefix import (
+    ages,
+    blame,
+    families,
+    miss_summary,
+    misses,
+    prefix_cache,
     prompts,
     rent,
-    requests,
-    runs,
-    scheduling,
+    reuse,
     sharing,
-    usage,
-    uses,
+    stretches,
+)
+from analysis.prefix.ages import Ages
+from analysis.prefix.blame import Blame
+from analysis.prefix.families import Families
+from analysis.prefix.miss_summary import MissReasons
+from analysis.prefix.prefix_cache import PrefixCache
+from analysis.prefix.prompts import Prompts
+from analysis.prefix.rent import Rent
+from analysis.prefix.sharing import Sharing
+from analysis.requests import (
+    admission,
+    preemption_steps,
+    preemptions,
+    requests,
+    scheduling,
+    stints,
     waiting,
 )
-from analysis.admission import Admission
-from analysis.advice import Advice
-from analysis.ages import Ages
-from analysis.allocations import Allocations
-from analysis.blame import Blame
-from analysis.capture_sizes import CaptureSizes, DecodeSteps
-from analysis.cuda_graphs import CudaGraphs
-from analysis.evictions import Evictions
-from analysis.facts import Cost, Facts
-from analysis.families import Families
-from analysis.fragmentation import Fragmentation
-from analysis.graph_ledger import Ledger
-from analysis.groups import Contents
-from analysis.holders import Holders
-from analysis.lifetimes import Lifetimes
-from analysis.memory import Memory
-from analysis.miss_reasons import MissReasons
-from analysis.preemptions import Preemptions
-from analysis.prefix_cache import PrefixCache
-from analysis.prompts import Prompts
-from analysis.rent import Rent
-from analysis.requests import Requests
-from analysis.scheduling import Scheduling
-from analysis.session import Session, State
-from analysis.sharing import Sharing
-from analysis.usage import Usage
-from analysis.waiting import Waiting
+from analysis.requests.admission import Admission
+from analysis.requests.preemptions import Preemptions
+from analysis.requests.requests import Requests
+from analysis.requests.scheduling import Scheduling
+from analysis.requests.waiting import Waiting
+from analysis.tables import facts
+from analysis.tables.facts import Cost, Facts
+from analysis.tables.session import Session, State
 
 
 @dataclass(frozen=True)
@@ -142,23 +140,23 @@ def _summarize(session: Session, beside: Executor) -> Summary:
     known_prompts, begun = _read_requests(session)
     prefix_families = beside.submit(begun.result, session, known)
     stepped = _stepped(session, known, used)
-    known_runs = runs.named(session, known_prompts)
+    known_runs = stints.named(session, known_prompts)
     # Of small tables, while contents are compared.
     hits = beside.submit(prefix_cache.measure, session)
     admitted = beside.submit(admission.measure, session, known, used, stepped.preempting)
     fragmented = beside.submit(fragmentation.measure, session, known, used)
     preempted = preemptions.victims(known_runs, known_prompts, session.begin_sec)
     watched = _Watched(evictions.Counted(session.begin_sec), preemptions.Taken(preempted))
-    in_common = pieces.shared(known_prompts)
+    in_common = stretches.shared(known_prompts)
     missed = misses.missed(known_prompts, in_common)
     # They have a row for every block of every request, and go before more comes.
     known_prompts = known_prompts.without_contents()
-    used_again = uses.shared(known_prompts, in_common)
-    returned = uses.returns(used_again)
+    used_again = reuse.shared(known_prompts, in_common)
+    returned = reuse.returns(used_again)
     lost, lived = _read_evictions(session, misses.Evicted(misses.wanted(missed)), watched)
     moved = allocations.Counted()
     held = rent.Held(known_runs, session.begin_sec, session.end_sec)
-    handed_out = miss_reasons.HandedOut()
+    handed_out = miss_summary.HandedOut()
     reading = beside.submit(_read_allocations, session, moved, (held, handed_out, stepped.holders))
     missed = misses.classify(
         missed,
@@ -171,7 +169,7 @@ def _summarize(session: Session, beside: Executor) -> Summary:
     # Likewise a row for every block that was lost.
     del lost
     for_capacity = evictions.missed_for_capacity(missed, known_prompts.asked)
-    missed = missed.select(miss_reasons.BLOCK_COLUMNS)
+    missed = missed.select(miss_summary.BLOCK_COLUMNS)
     evicted = watched.counted.result(session, known, used, for_capacity)
     blamed = blame.measure(
         for_capacity, known_prompts, used_again, returned, watched.counted.by_evictor()
@@ -180,9 +178,9 @@ def _summarize(session: Session, beside: Executor) -> Summary:
     shared = sharing.measure(session, known_prompts, used_again, used)
     reading.result()
     contents = sharing.distinct(known_prompts, used_again)
-    useful = miss_reasons.useful(known, used, known_prompts, contents)
+    useful = miss_summary.useful(known, used, known_prompts, contents)
     explained = beside.submit(
-        miss_reasons.measure, known_prompts, missed, handed_out.result(), useful
+        miss_summary.measure, known_prompts, missed, handed_out.result(), useful
     )
     graphs = _graphs(session, known, stepped.decodes)
     found = Summary(
@@ -193,7 +191,7 @@ def _summarize(session: Session, beside: Executor) -> Summary:
         allocations=moved.result(),
         lifetimes=lived,
         evictions=evicted,
-        groups=groups.measure(session, known),
+        groups=kv_groups.measure(session, known),
         ages=ages.measure(used_again, lived),
         blame=blamed,
         sharing=shared,
@@ -231,7 +229,7 @@ class _Stepped:
     scheduling: Scheduling
     holders: holders.Collected
     decodes: DecodeSteps
-    preempting: preempting.Steps
+    preempting: preemption_steps.Steps
 
 
 def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
@@ -240,13 +238,13 @@ def _stepped(session: Session, known: Facts, used: Usage) -> _Stepped:
     waited = waiting.Collected(session, known, used, pools)
     scheduled = scheduling.Collected(session, pools)
     decodes = DecodeSteps()
-    preempted = preempting.Steps(session.begin_sec)
+    preempted = preemption_steps.Steps(session.begin_sec)
     columns = dict.fromkeys(
         [
             *waiting.COLUMNS,
             *scheduling.COLUMNS,
             *capture_sizes.COLUMNS,
-            *preempting.COLUMNS,
+            *preemption_steps.COLUMNS,
         ]
     )
     for batch in session.batches(waiting.TABLE, list(columns), history=True):
@@ -301,12 +299,12 @@ def _read_requests(session: Session) -> tuple[Prompts, families.Collected]:
 def _read_allocations(
     session: Session,
     moved: allocations.Counted,
-    others: tuple[rent.Held, miss_reasons.HandedOut, holders.Collected],
+    others: tuple[rent.Held, miss_summary.HandedOut, holders.Collected],
 ) -> None:
     """Go through kv_cache_allocations.csv once; what requests got in the warm-up they may hold
     after it."""
     columns = dict.fromkeys(
-        [*allocations.COLUMNS, *rent.COLUMNS, *miss_reasons.COLUMNS, *holders.COLUMNS]
+        [*allocations.COLUMNS, *rent.COLUMNS, *miss_summary.COLUMNS, *holders.COLUMNS]
     )
     for batch in session.batches(allocations.TABLE, list(columns), history=True):
         moved.add(batch.filter(pl.col("timestamp_sec") >= session.begin_sec))

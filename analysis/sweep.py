@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from analysis.comparison import ANSWERED, ASKED
 from analysis.errors import SessionError
-from analysis.metadata import listed, number, part, text, whole
+from analysis.judgement.comparison import ANSWERED, ASKED
+from analysis.tables.metadata import listed, number, part, text, whole
 
 PLAN_FILE = "sweep.json"
 RESULT_FILE = "result.json"
@@ -36,7 +36,7 @@ BUSY = 0.25
 @dataclass(frozen=True)
 class Figure:
     """A figure that runs are compared by. ``says``: what it is. ``unit``: as in
-    ``analysis.measures``; ``heading``: a word or two, for tables."""
+    ``analysis.judgement.measures``; ``heading``: a word or two, for tables."""
 
     name: str
     unit: str

@@ -77,7 +77,7 @@ class FreshMaker(RequestMaker):
 
 def record_trace(model: Path, options: argparse.Namespace) -> None:
     """Record the trace over and over, without a collector, which would remove the journals."""
-    from profilemate.collector import launch
+    from profilemate.record import launch
 
     launch.start = lambda directory: None
     scheduler = build_scheduler(model, options.blocks)

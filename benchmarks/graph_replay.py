@@ -30,12 +30,12 @@ from benchmarks import environment
 from benchmarks.command import Options, count, progress, run
 from benchmarks.pairs import Times, compare, note
 from benchmarks.result import BenchmarkError, Result, Target, middle
-from profilemate import writer
 from profilemate.collector.decode import Shape, episodes, told
-from profilemate.events import Op
-from profilemate.hooks import executions, graphs
-from profilemate.journal import JournalReader, Kind
-from profilemate.recorder import Recorder
+from profilemate.format.events import Op
+from profilemate.format.journal import JournalReader, Kind
+from profilemate.hooks.gpu import executions, graphs
+from profilemate.record import writer
+from profilemate.record.recorder import Recorder
 
 TARGET = Target(2.0)
 

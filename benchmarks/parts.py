@@ -27,10 +27,10 @@ from benchmarks.command import Options, count, progress, run
 from benchmarks.lockstep import Load, Side
 from benchmarks.pairs import Times, compare, note
 from benchmarks.result import BenchmarkError, Result, middle
-from profilemate import encode
-from profilemate.encode import Kept
-from profilemate.events import Columns, Op
-from profilemate.recorder import Recorder
+from profilemate.format.events import Columns, Op
+from profilemate.record import encode
+from profilemate.record.encode import Kept
+from profilemate.record.recorder import Recorder
 from tests.support.scheduler import write_model
 
 LOAD = Load(requests=600, running=128, blocks=4096)

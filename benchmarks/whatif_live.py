@@ -98,8 +98,8 @@ def _send(port: int, requests: list[Request]) -> None:
 
 
 def _table(sessions: dict[int, Path], model: Path) -> Any:
-    from profilemate.replay.parts import write_model
-    from profilemate.replay.worker import ENVIRONMENT
+    from profilemate.simulation.parts import write_model
+    from profilemate.simulation.worker import ENVIRONMENT
     from tests.whatif.replaying import Recorded
 
     os.environ.update(ENVIRONMENT)

@@ -64,7 +64,7 @@ def main() -> None:
     os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1")
     # As a vLLM process with the repository on its path does it.
     module = import_module("vllm.v1.core.sched.scheduler")
-    import_module("profilemate.hooks.scheduler").attach(module)
+    import_module("profilemate.hooks.kv.scheduler").attach(module)
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.groups:
             for line in _table(name, Path(scratch) / name, options.requests):

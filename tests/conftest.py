@@ -32,7 +32,7 @@ def hooks_on() -> Iterator[None]:
         patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
         import vllm.v1.core.sched.scheduler as module
 
-        from profilemate.hooks import scheduler
+        from profilemate.hooks.kv import scheduler
 
         before = module.Scheduler.__init__
         scheduler.attach(module)

@@ -7,7 +7,8 @@ range where they do not tell. What is left of the difference is unexplained. The
 
 * what came after the page was taken, and what was under way then: vLLM counts a step when its
   results arrive, so its last steps are a range;
-* lookups that vLLM counts more than once (``analysis.prefix_cache`` has the rules of its releases);
+* lookups that vLLM counts more than once (``analysis.prefix.prefix_cache`` has the rules of its
+  releases);
 * what vLLM counts of a request only once it has a token, and what the API server ends itself;
 * for the histograms of blocks: the sample, and blocks that were handed out anew without content.
 """
@@ -21,9 +22,9 @@ from analysis.engine_metrics import blocks, prefix_cache, requests
 from analysis.engine_metrics.figures import Row
 from analysis.engine_metrics.moment import Seen, moment
 from analysis.engine_metrics.page import Page
-from analysis.facts import Facts
-from analysis.facts import read as read_facts
-from analysis.session import Session, wall_clock
+from analysis.tables.facts import Facts
+from analysis.tables.facts import read as read_facts
+from analysis.tables.session import Session, wall_clock
 
 
 @dataclass(frozen=True)

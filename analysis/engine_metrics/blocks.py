@@ -11,9 +11,9 @@ import polars as pl
 from analysis.engine_metrics.figures import Row, exact, row, within
 from analysis.engine_metrics.moment import Seen
 from analysis.engine_metrics.page import Page
-from analysis.facts import Facts
-from analysis.metadata import listed
-from analysis.session import Session
+from analysis.tables.facts import Facts
+from analysis.tables.metadata import listed
+from analysis.tables.session import Session
 
 SAMPLE = 0.01
 """Of its blocks, what ``--kv-cache-metrics`` follows unless it is told otherwise."""

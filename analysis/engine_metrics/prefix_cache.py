@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis import prefix_cache
 from analysis.engine_metrics.figures import Row, exact, row, within
 from analysis.engine_metrics.moment import Seen
 from analysis.engine_metrics.page import Page
-from analysis.facts import Facts
-from analysis.prefix_cache import Lookups, PrefixCache
-from analysis.session import Session
+from analysis.prefix import prefix_cache
+from analysis.prefix.prefix_cache import Lookups, PrefixCache
+from analysis.tables.facts import Facts
+from analysis.tables.session import Session
 
 
 def rows(page: Page, seen: Seen, _: Facts) -> Iterator[Row]:

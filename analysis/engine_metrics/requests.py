@@ -11,8 +11,8 @@ import polars as pl
 from analysis.engine_metrics.figures import Part, Row, exact, row, within
 from analysis.engine_metrics.moment import Seen
 from analysis.engine_metrics.page import Page
-from analysis.facts import Facts
-from analysis.session import Session
+from analysis.tables.facts import Facts
+from analysis.tables.session import Session
 
 _REQUESTS = (
     "input_length",

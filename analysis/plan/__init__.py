@@ -2,8 +2,8 @@
 """How much KV cache will a model have on these GPUs, and how many sequences will fit?
 
 ``plan`` goes from a model's configuration and a GPU's size to bytes, blocks, tokens and
-sequences, as vLLM does at start-up. Nothing here imports vLLM: ``profilemate.replay.groups`` lets
-vLLM make the groups in place of ``groups.group``.
+sequences, as vLLM does at start-up. Nothing here imports vLLM: ``profilemate.simulation.groups``
+lets vLLM make the groups in place of ``groups.group``.
 """
 
 from __future__ import annotations

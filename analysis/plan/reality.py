@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis import facts as session_facts
 from analysis.errors import RuleError, SessionError
-from analysis.facts import Facts
-from analysis.memory import StartUp, measure
-from analysis.metadata import flag, part, text, whole
+from analysis.gpu.memory import StartUp, measure
 from analysis.plan import Plan, capacity, config, local, plan
 from analysis.plan.capacity import Memory, Pool
 from analysis.plan.groups import Grouping, Layout, group
 from analysis.plan.model import Attention, Model
 from analysis.plan.settings import Settings
-from analysis.session import Session
+from analysis.tables import facts as session_facts
+from analysis.tables.facts import Facts
+from analysis.tables.metadata import flag, part, text, whole
+from analysis.tables.session import Session
 
 SAME = 0.02
 """A difference of no more than this share is not worth explaining."""

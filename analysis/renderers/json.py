@@ -15,10 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.comparison import Comparison
 from analysis.engine_metrics import Reconciliation
-from analysis.gate import Checked
-from analysis.measures import Measure
+from analysis.judgement.comparison import Comparison
+from analysis.judgement.gate import Checked
+from analysis.judgement.measures import Measure
 from analysis.plan import Plan
 from analysis.plan.reality import Reality
 from analysis.summary import Summary

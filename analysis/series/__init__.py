@@ -31,8 +31,8 @@ from analysis.series.miss_ratio_curve import MissRatioCurve
 from analysis.series.pools import PoolSeries
 from analysis.series.steps import StepSeries
 from analysis.series.timeline import Timeline
-from analysis.session import Session
 from analysis.summary import Summary
+from analysis.tables.session import Session
 
 
 @dataclass(frozen=True)

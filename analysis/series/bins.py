@@ -12,7 +12,7 @@ from functools import cached_property
 
 import polars as pl
 
-from analysis.session import Session
+from analysis.tables.session import Session
 
 MOST = 360
 """Points of a time series: more than that no screen tells apart in a chart's width."""

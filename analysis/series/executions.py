@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.executions import NONE, TABLE
+from analysis.gpu.executions import NONE, TABLE
 from analysis.series.bins import Bins
-from analysis.session import Session
+from analysis.tables.session import Session
 
 _PARTS = 32
 """Sizes are counted one by one up to twice as many tokens, then by so many parts of each doubling:

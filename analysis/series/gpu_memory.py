@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.memory import TABLE
+from analysis.gpu.memory import TABLE
 from analysis.series.bins import Bins
-from analysis.session import Session
+from analysis.tables.session import Session
 
 Values = tuple[float | None, ...]
 """One value a bin; None where nothing was sampled."""

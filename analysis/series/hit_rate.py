@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis import lookups
 from analysis.series.bins import Bins
-from analysis.session import Session
+from analysis.tables import lookups
+from analysis.tables.session import Session
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.session import Session
+from analysis.tables.session import Session
 from analysis.whatif.curve import BELADY, LRU, Curve
 
 MOST_BLOCKS = 500_000

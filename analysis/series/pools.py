@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.series.bins import Bins
-from analysis.session import Session
+from analysis.tables.session import Session
 
 TABLE = "kv_cache_usage"
 

@@ -2,7 +2,7 @@
 """What would this very workload have done under another configuration?
 
 ``workload`` reads the requests of a session or a trace. Two engines answer for them, and tell it as
-an ``outcome``: ``profilemate.replay``, through vLLM's own scheduler, and ``fast``, a model that
+an ``outcome``: ``profilemate.simulation``, through vLLM's own scheduler, and ``fast``, a model that
 needs no vLLM:
 
     found = fast.curve(workload)                          # a quarter to 16 times the pool

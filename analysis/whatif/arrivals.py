@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.session import Session
-from analysis.tables import TABLES
+from analysis.tables.schema import TABLES
+from analysis.tables.session import Session
 from analysis.whatif.clock import StepTime
 from analysis.whatif.ids import Ints
 from analysis.whatif.workload import Floats, Workload

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from analysis.errors import RuleError, SessionError
-from analysis.facts import FULL_ATTENTION, Facts
+from analysis.tables.facts import FULL_ATTENTION, Facts
 from analysis.whatif.prefixes import LONGEST, UNIT, Prefixes
 from analysis.whatif.workload import Workload
 

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from analysis.errors import SessionError
-from analysis.facts import FULL_ATTENTION, Facts
+from analysis.tables.facts import FULL_ATTENTION, Facts
 from analysis.whatif import belady, ceiling, fifo, lru, policies, pools, references
 from analysis.whatif.curve import BELADY, LRU, Ceiling, Curve, Holds, Point, Verdict
 from analysis.whatif.ids import Ints

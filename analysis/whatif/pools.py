@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.facts import Facts
-    from analysis.memory import StartUp
+    from analysis.gpu.memory import StartUp
+    from analysis.tables.facts import Facts
     from analysis.whatif.workload import Measured
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)

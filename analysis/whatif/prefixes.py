@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from analysis.metadata import listed
-from analysis.session import Session
-from analysis.tables import TABLES
+from analysis.tables.metadata import listed
+from analysis.tables.schema import TABLES
+from analysis.tables.session import Session
 from analysis.whatif.ids import Ids, Ints, offsets
 
 TABLE = TABLES["requests"]

@@ -21,8 +21,8 @@ from itertools import combinations
 import numpy as np
 import polars as pl
 
-from analysis.session import Session
-from analysis.tables import TABLES
+from analysis.tables.schema import TABLES
+from analysis.tables.session import Session
 from analysis.whatif.clock import StepTime
 from analysis.whatif.workload import Floats
 

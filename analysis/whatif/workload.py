@@ -22,12 +22,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from analysis import facts, lookups, memory, quantiles
 from analysis.errors import SessionError
-from analysis.facts import Facts
-from analysis.memory import StartUp
-from analysis.session import Session, open_session
-from analysis.tables import TABLES
+from analysis.gpu import memory
+from analysis.gpu.memory import StartUp
+from analysis.stats import quantiles
+from analysis.tables import facts, lookups
+from analysis.tables.facts import Facts
+from analysis.tables.schema import TABLES
+from analysis.tables.session import Session, open_session
 from analysis.whatif.ids import Ids, Ints, offsets
 from analysis.whatif.outcome import Outcome
 
@@ -174,7 +176,7 @@ class Workload:
 def read_workload(
     path: str | os.PathLike[str] | None = None, *, engine: int | None = None
 ) -> Workload:
-    """The requests of a session's folder (or as ``analysis.session.open_session`` takes it), or of
+    """The requests of a session's folder (or as ``analysis.open_session`` takes it), or of
     a trace, which is a file; with ``engine``, those of this data-parallel rank.
 
     Raises:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from profilemate.session import JOURNAL_FOLDER, METADATA_FILE
+from profilemate.format.session import JOURNAL_FOLDER, METADATA_FILE
 
 
 class CollectorError(Exception):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from profilemate.collector.follow import follow
 from profilemate.collector.lock import Lock
-from profilemate.session import JOURNAL_FOLDER
+from profilemate.format.session import JOURNAL_FOLDER
 
 NICENESS = 10
 

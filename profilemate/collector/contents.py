@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from hashlib import blake2s
 
-from profilemate.events import HASH_BYTES
+from profilemate.format.events import HASH_BYTES
 
 _MASK = (1 << 53) - 1
 """Bits that are whole in a JSON number."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take an events frame apart, as profilemate.events lays it out."""
+"""Take an events frame apart, as profilemate.format.events lays it out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
 
-from profilemate.events import FRAME, HASH_BYTES, OP_MASK, POOL_SHIFT, Op, whole_times
+from profilemate.format.events import FRAME, HASH_BYTES, OP_MASK, POOL_SHIFT, Op, whole_times
 
 _SHORT = "a column ends too early"
 

@@ -15,7 +15,7 @@ from profilemate.collector.requests import Finish, Request, parse_request, prefi
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
-from profilemate.events import PARTS, REASONS, Op
+from profilemate.format.events import PARTS, REASONS, Op
 
 _ONCE_SHIFT = 32
 

@@ -9,7 +9,6 @@ from bisect import bisect_right
 from operator import attrgetter
 from pathlib import Path
 
-from profilemate import session
 from profilemate.collector import gpu_memory, metadata, worker
 from profilemate.collector.decode import Episode
 from profilemate.collector.gpu_memory import Sampler
@@ -17,6 +16,7 @@ from profilemate.collector.producer import Producer
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
+from profilemate.format import session
 
 POLL_SEC = 0.1
 METADATA_SEC = 2.0

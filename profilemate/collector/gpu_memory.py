@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from profilemate.session import METADATA_FILE
+from profilemate.format.session import METADATA_FILE
 
 TABLE = "gpu_memory.csv"
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from profilemate.session import JOURNAL_FOLDER, process_alive, process_start
+from profilemate.format.session import JOURNAL_FOLDER, process_alive, process_start
 
 
 class Lock:

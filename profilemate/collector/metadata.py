@@ -16,8 +16,8 @@ from profilemate.collector.producer import Producer
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
-from profilemate.events import prefix_lengths
-from profilemate.session import METADATA_FILE, Founding, write_atomically
+from profilemate.format.events import prefix_lengths
+from profilemate.format.session import METADATA_FILE, Founding, write_atomically
 
 FORMAT_VERSION = 1
 SUMMARY_FILE = "kv_cache_summary.txt"

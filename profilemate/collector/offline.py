@@ -14,8 +14,8 @@ from profilemate.collector import CollectorError, gpu_memory
 from profilemate.collector.follow import Follower, remove_journals
 from profilemate.collector.lock import Lock
 from profilemate.collector.tables import COLUMNS, cut_torn_row
-from profilemate.journal import JournalError
-from profilemate.session import METADATA_FILE, SessionError
+from profilemate.format.journal import JournalError
+from profilemate.format.session import METADATA_FILE, SessionError
 
 WAIT_SEC = 10.0
 """How long a collector that is finishing is waited for."""

@@ -12,7 +12,7 @@ from itertools import groupby, product
 
 from profilemate.collector.decode import Episode, told
 from profilemate.collector.requests import Request
-from profilemate.events import Op
+from profilemate.format.events import Op
 
 Owner = tuple[int, int]
 """A request's number and the group; the group is -1 where it is not known."""

@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from profilemate import session
 from profilemate.collector.decode import DecodeError, Episode, episodes
 from profilemate.collector.engine import Engine
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
-from profilemate.journal import JournalReader, Kind
-from profilemate.session import Founding
+from profilemate.format import session
+from profilemate.format.journal import JournalReader, Kind
+from profilemate.format.session import Founding
 
 HEADER_SEC = 60.0
 """A journal that is younger than this and still empty has a writer that is about to begin."""

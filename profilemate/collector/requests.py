@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from profilemate.collector.tables import text_cell
-from profilemate.events import PREFIX_BYTES, prefix_lengths
+from profilemate.format.events import PREFIX_BYTES, prefix_lengths
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import Episode, Shape
 from profilemate.collector.tables import COLUMNS, Tables
-from profilemate.events import Op
-from profilemate.session import write_atomically
+from profilemate.format.events import Op
+from profilemate.format.session import write_atomically
 
 USAGE_TABLE = "cuda_graph_usage.csv"
 

@@ -23,9 +23,9 @@ from profilemate.commands.reporting import one_line
 from profilemate.commands.waiting import waiting
 
 if TYPE_CHECKING:
-    from analysis.gate import Checked
-    from analysis.session import Session
+    from analysis.judgement.gate import Checked
     from analysis.summary import Summary
+    from analysis.tables.session import Session
 
 
 def share(text: str) -> float:
@@ -121,7 +121,7 @@ def check(
           compared (see --anyway)
     """
     with one_line():
-        from analysis import measures
+        from analysis.judgement import measures
         from analysis.renderers import json
         from analysis.renderers.text import check as text
 
@@ -155,7 +155,7 @@ def _checked(
     requests_after: int,
 ) -> Checked:
     import analysis
-    from analysis import gate
+    from analysis.judgement import gate
 
     if not fail_if and baseline is None:
         raise RuleError("nothing to check; give --fail-if 'MEASURE<LIMIT', or --baseline SESSION")
@@ -185,7 +185,7 @@ def _checked(
 
 def _recorded(session: Session) -> Session:
     """The session, which has a table: of one without, every count is 0 and would pass."""
-    from analysis.tables import TABLES
+    from analysis.tables.schema import TABLES
 
     if not any((session.directory / table.file).is_file() for table in TABLES.values()):
         raise SessionError(f"{session.directory} has no table, so there is nothing to check")
@@ -194,7 +194,7 @@ def _recorded(session: Session) -> Session:
 
 def _whole(found: Summary) -> Summary:
     """What was found, in tables that fit each other: of rows that are gone no rule would know."""
-    from analysis import consistency
+    from analysis.judgement import consistency
 
     doubts = consistency.contradictions(found)
     if doubts:

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from profilemate import config, session
+from profilemate import config
 from profilemate.bootstrap import ROOT
-from profilemate.events import PARTS
+from profilemate.format import session
+from profilemate.format.events import PARTS
 from profilemate.hooks.targets import EVERYTHING, NEWEST, OLDEST, release
 
 State = Literal["good", "degraded", "bad"]

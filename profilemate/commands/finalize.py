@@ -46,7 +46,7 @@ def finalize(
       2   it is not: it still runs, its record has gaps, or it cannot be read
     """
     with one_line():
-        from analysis.find import JOURNAL, find_session
+        from analysis.tables.find import JOURNAL, find_session
 
         folder = find_session(session)
         # Without a journal nothing is to be completed, and metadata.json tells all.

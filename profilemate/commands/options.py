@@ -14,7 +14,7 @@ from analysis.errors import SessionError
 from profilemate.commands.reporting import one_line
 
 if TYPE_CHECKING:
-    from analysis.session import Session
+    from analysis.tables.session import Session
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 

@@ -287,7 +287,7 @@ def _grouping(without_vllm: bool) -> Grouping:
 
     if without_vllm or importlib.util.find_spec("vllm") is None:
         return group
-    from profilemate.replay import groups as vllm_groups
+    from profilemate.simulation import groups as vllm_groups
 
     # The vLLM that is imported then serves nobody, so there is nothing to record.
     os.environ[SWITCH] = "0"

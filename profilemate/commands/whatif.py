@@ -19,12 +19,12 @@ from profilemate.commands.reporting import one_line
 from profilemate.commands.waiting import waiting
 
 if TYPE_CHECKING:
-    from analysis.session import Session
+    from analysis.tables.session import Session
     from analysis.whatif.clock import StepTime
     from analysis.whatif.configuration import Choices, Configuration
     from analysis.whatif.replayed import Replayed
     from analysis.whatif.workload import Workload
-    from profilemate.replay.worker import Task
+    from profilemate.simulation.worker import Task
 
 DEFAULT_BLOCKS = "0.5x,2x,4x"
 MOST_JOBS = 256
@@ -204,7 +204,7 @@ def _exact(
     warm_up: tuple[float, int],
 ) -> Replayed:
     from analysis.whatif import arrivals, configuration, prefixes
-    from profilemate.replay.worker import Task
+    from profilemate.simulation.worker import Task
 
     if find_spec("vllm") is None:
         raise SessionError(
@@ -297,8 +297,8 @@ def _replayed(
 ) -> Replayed:
     """What comes of the configurations, of which the first is the baseline."""
     from analysis.whatif.replayed import Failure, Replayed
-    from profilemate.replay.processes import replay
-    from profilemate.replay.worker import Done
+    from profilemate.simulation.processes import replay
+    from profilemate.simulation.worker import Done
 
     workload = task.workload
     with _progress([one.label for one in tried], len(workload)) as told:

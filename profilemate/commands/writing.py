@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from analysis.errors import SessionError
-from profilemate.session import CLOSED_FILE, FOUNDING_FILE, write_atomically
+from profilemate.format.session import CLOSED_FILE, FOUNDING_FILE, write_atomically
 
 LONGEST_NAME = 239
 """Bytes of a file's name: 255 is what file systems take, less what ``write_atomically`` adds."""
@@ -71,8 +71,8 @@ def _reason_against(path: Path, target: Path) -> str | None:
 
 def _is_record(target: Path) -> bool:
     """Whether a session keeps something of its own there, or would."""
-    from analysis.find import JOURNAL, METADATA, is_session
-    from analysis.tables import TABLES
+    from analysis.tables.find import JOURNAL, METADATA, is_session
+    from analysis.tables.schema import TABLES
     from profilemate.collector.metadata import SUMMARY_FILE
 
     folder = target.parent

@@ -60,13 +60,13 @@ HOOKS: tuple[Hook, ...] = (
         always=True,
         requires=(),
     ),
-    Hook("scheduler", "vllm.v1.core.sched.scheduler", "profilemate.hooks.scheduler:attach"),
-    Hook("engine", "vllm.v1.engine.core", "profilemate.hooks.engine:attach"),
-    Hook("worker", "vllm.v1.worker.worker_base", "profilemate.hooks.worker:attach"),
+    Hook("scheduler", "vllm.v1.core.sched.scheduler", "profilemate.hooks.kv.scheduler:attach"),
+    Hook("engine", "vllm.v1.engine.core", "profilemate.hooks.kv.engine:attach"),
+    Hook("worker", "vllm.v1.worker.worker_base", "profilemate.hooks.gpu.worker:attach"),
     Hook(
         "worker-outside-v1",
         "vllm.worker.worker_base",
-        "profilemate.hooks.worker:attach",
+        "profilemate.hooks.gpu.worker:attach",
         optional=True,
     ),
 )
@@ -152,7 +152,7 @@ def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
         )
     wanted = [hook for hook in hooks if hook not in unknown]
     if wanted:
-        from profilemate import session
+        from profilemate.format import session
 
         session.ensure_name(os.environ)
     return wanted

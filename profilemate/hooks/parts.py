@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from profilemate.hooks.instances import Undo
-from profilemate.hooks.requests import Requests
-from profilemate.recorder import Recorder
+from profilemate.hooks.kv.requests import Requests
+from profilemate.record.recorder import Recorder
 
 
 class Part:

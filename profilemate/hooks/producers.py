@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from profilemate import config, hooks, session
-from profilemate.recorder import STEP_PAUSE_SEC, Recorder
+from profilemate import config, hooks
+from profilemate.format import session
+from profilemate.record.recorder import STEP_PAUSE_SEC, Recorder
 
 
 def open_journal(

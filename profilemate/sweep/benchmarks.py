@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.metadata import number
+from analysis.tables.metadata import number
 
 _NUMBER = r"\s*([0-9.]+(?:e[+-]?\d+)?)"
 _THROUGHPUT = re.compile(

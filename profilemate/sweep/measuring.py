@@ -11,11 +11,11 @@ from typing import Any
 
 import polars as pl
 
-from analysis import measures
 from analysis.errors import SessionError
-from analysis.find import is_session
-from analysis.session import Session, open_session
+from analysis.judgement import measures
 from analysis.summary import Summary, summarize
+from analysis.tables.find import is_session
+from analysis.tables.session import Session, open_session
 from profilemate.collector import CollectorError, complete_if_ended
 from profilemate.sweep.benchmarks import Said, batch_size
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.renderers.formats import duration
 from analysis.renderers.text.layout import printable
+from analysis.wording.formats import duration
 
 _LONGEST_NAME = 60
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.metadata import number
 from analysis.sweep import RANKED, figure
+from analysis.tables.metadata import number
 from profilemate import config
 from profilemate.bootstrap import ROOT
 from profilemate.sweep import baseline, benchmarks, folder, logs, measuring, running, settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from profilemate.events import Op
+from profilemate.format.events import Op
 
 from .recording import Runner, batch, recording
 from .report import Report, spread

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from profilemate.collector.decode import Shape, episodes, told
-from profilemate.events import Op
-from profilemate.hooks import executions, graphs
-from profilemate.hooks.gpu_timer import GpuTimer
-from profilemate.journal import JournalReader, Kind
-from profilemate.recorder import WORKER_PAUSE_SEC, Recorder
+from profilemate.format.events import Op
+from profilemate.format.journal import JournalReader, Kind
+from profilemate.hooks.gpu import executions, graphs
+from profilemate.hooks.gpu.gpu_timer import GpuTimer
+from profilemate.record.recorder import WORKER_PAUSE_SEC, Recorder
 
 
 class Recording:

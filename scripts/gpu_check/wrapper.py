@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from profilemate.events import Op
+from profilemate.format.events import Op
 
 from .recording import Runner, batch, recording
 from .report import Report

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from profilemate.replay import parts
+from profilemate.simulation import parts
 
 ANSWER = 7
 BLOCK_SIZE = 16

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from profilemate.replay import parts
+from profilemate.simulation import parts
 from scripts.vllm_matrix import adapt
 from tests.support.watching import replaced
 

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from profilemate.replay import parts
+from profilemate.simulation import parts
 from scripts.vllm_matrix import adapt, facts
 from scripts.vllm_matrix.cases import CASES, Case
 from scripts.vllm_matrix.counters import Watch

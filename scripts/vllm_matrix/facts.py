@@ -22,7 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from profilemate.replay import parts
+from profilemate.simulation import parts
 from scripts.vllm_matrix import adapt, cases
 from tests.support.scheduler import tokens
 

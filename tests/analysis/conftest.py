@@ -11,7 +11,7 @@ from tests.analysis.builder import SessionBuilder
 @pytest.fixture(params=[100, 10_000])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are read in pieces of so many bytes: of a row or three, or of a few hundred."""
-    monkeypatch.setattr("analysis.reading._CHUNK", request.param)
+    monkeypatch.setattr("analysis.tables.reading._CHUNK", request.param)
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from profilemate import encode, session
-from profilemate.events import Op
-from profilemate.recorder import Recorder
+from profilemate.format import session
+from profilemate.format.events import Op
+from profilemate.record import encode
+from profilemate.record.recorder import Recorder
 
 NAME = "session_20260131_120000_4711_c0ffee"
 

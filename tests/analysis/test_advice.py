@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import open_session, summarize
-from analysis.advice import Advice
+from analysis.judgement.advice import Advice
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.misses.test_by_hand import allocation, eviction, lookup, request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from analysis import Summary, open_session, summarize
-from analysis.blame import Content
+from analysis.prefix.blame import Content
 from analysis.renderers import text
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import request, swept

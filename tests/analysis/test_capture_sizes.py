@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import capture_sizes, facts, open_session, summarize
-from analysis.capture_sizes import CaptureSizes, DecodeGap, DecodeSteps, Fit
-from analysis.session import Session
+from analysis import open_session, summarize
+from analysis.gpu import capture_sizes
+from analysis.gpu.capture_sizes import CaptureSizes, DecodeGap, DecodeSteps, Fit
+from analysis.tables import facts
+from analysis.tables.session import Session
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import captured, eager, full, mixed, piecewise, ran, set_up
 from tests.analysis.test_text import one_line, text_of

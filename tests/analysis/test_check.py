@@ -12,7 +12,8 @@ import pytest
 import typer
 
 import analysis
-from analysis import Checked, RuleError, Summary, gate, measures, open_session
+from analysis import Checked, RuleError, Summary, open_session
+from analysis.judgement import gate, measures
 from analysis.renderers import json as json_renderer
 from analysis.renderers.text.check import render as text
 from profilemate.commands.check import share

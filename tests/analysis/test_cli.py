@@ -223,7 +223,7 @@ def test_a_closed_stream_changes_no_exit_code(used: SessionBuilder, closed: str)
 
 def test_what_nobody_expected_is_one_line(used: SessionBuilder) -> None:
     program = (
-        "import analysis.session; analysis.session.find_session = None; "
+        "import analysis.tables.session; analysis.tables.session.find_session = None; "
         "from profilemate.cli import main; main()"
     )
     arguments = ["check", used.folder, "--fail-if", "usage_peak>40"]

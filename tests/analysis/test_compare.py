@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis import Comparison, RuleError, measures, open_session
-from analysis.comparison import Change, Row
+from analysis import Comparison, RuleError, open_session
+from analysis.judgement import measures
+from analysis.judgement.comparison import Change, Row
 from analysis.renderers import json as json_renderer
 from analysis.renderers.html.compare import render as page
-from analysis.renderers.measures import NOTHING_DIFFERS
 from analysis.renderers.text.compare import render as text
+from analysis.wording.measures import NOTHING_DIFFERS
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.test_cli import PROFILEMATE, assert_fails, run

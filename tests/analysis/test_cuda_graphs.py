@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis import compare, open_session, summarize
-from analysis.cuda_graphs import Batch, CudaGraphs, PaddedBatch
+from analysis.gpu.cuda_graphs import Batch, CudaGraphs, PaddedBatch
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.analysis.graphs import (
     SETUP,

@@ -5,8 +5,8 @@ import pandas
 import pytest
 
 from analysis import Summary, open_session, summarize
-from analysis.evictions import Evicted, Interval, Reused
-from analysis.story import sentences
+from analysis.judgement.story import sentences
+from analysis.pool.evictions import Evicted, Interval, Reused
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import swept
 

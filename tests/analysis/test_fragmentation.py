@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import facts, fragmentation, open_session, usage
-from analysis.fragmentation import Fragmentation
+from analysis import open_session
+from analysis.pool import fragmentation, usage
+from analysis.pool.fragmentation import Fragmentation
+from analysis.tables import facts
 from tests.analysis.builder import SessionBuilder
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from analysis import open_session, summarize
-from analysis.graph_ledger import Estimate, Graph, Ledger, Total
+from analysis.gpu.graph_ledger import Estimate, Graph, Ledger, Total
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import (
     GIB,

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from analysis import facts, holders, open_session, pressure, usage
-from analysis.holders import Holder, Holders, Suspect
+from analysis import open_session
+from analysis.pool import holders, pressure, usage
+from analysis.pool.holders import Holder, Holders, Suspect
+from analysis.tables import facts
 from tests.analysis.builder import SessionBuilder
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import RuleError, measures, open_session, summarize
+from analysis import RuleError, open_session, summarize
+from analysis.judgement import measures
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import MIB, mixed
 from tests.analysis.stories import swept

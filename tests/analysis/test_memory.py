@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import open_session, summarize
-from analysis.memory import GpuUse, Memory, Spare
+from analysis.gpu.memory import GpuUse, Memory, Spare
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import GIB, MIB, set_up
 from tests.analysis.test_session import error_of

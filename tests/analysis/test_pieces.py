@@ -10,8 +10,8 @@ import polars as pl
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from analysis import pieces
-from analysis.prompts import ENGINES, Prompts
+from analysis.prefix import stretches
+from analysis.prefix.prompts import ENGINES, Prompts
 
 Request = tuple[list[int], int, int, int, int]
 """Contents of its blocks; how many of them it has computed, has in its prompt, and found; its
@@ -29,7 +29,7 @@ requests = st.tuples(
 
 
 def prompts(told: Sequence[Request]) -> Prompts:
-    """What ``analysis.prompts`` makes of such requests, as far as pieces are told by it."""
+    """What ``analysis.prefix.prompts`` makes of such requests, as far as pieces are told by it."""
     rows = [
         (content * ENGINES + engine, number, index, index < made, index < prompt)
         for number, (contents, made, prompt, _, engine) in enumerate(told)
@@ -70,7 +70,7 @@ def prompts(told: Sequence[Request]) -> Prompts:
 @example([([1, 2, 3], 3, 3, 0, 0), ([1, 3, 2], 3, 3, 0, 0)])
 def test_what_holds_for_one_block_of_a_piece_holds_for_all(told: list[Request]) -> None:
     known = prompts(told)
-    found = pieces.shared(known)
+    found = stretches.shared(known)
     keys = known.contents["key"].to_list()
     blocks = [
         (row["request"], row["index"] + offset, keys[row["at"] + offset], row["key"], offset, row)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from analysis import Summary, open_session, summarize
-from analysis.preemptions import ByItself
 from analysis.renderers import text
+from analysis.requests.preemptions import ByItself
 from tests.analysis.builder import SessionBuilder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from analysis import open_session
-from analysis.prefix_cache import (
+from analysis.prefix.prefix_cache import (
     ADMITTED,
     EVERY_LOOKUP,
     NOT_RESUMED,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from analysis import open_session, summarize
-from analysis.rent import Rent, Renter
+from analysis.prefix.rent import Rent, Renter
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import request
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from analysis import Summary, open_session, summarize
-from analysis.admission import PreemptsItself, TooLarge
+from analysis.requests.admission import PreemptsItself, TooLarge
 from tests.analysis.builder import METADATA, SessionBuilder
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from analysis import open_session, pressure, scheduling
-from analysis.scheduling import Counted, Pressure, Scheduling
+from analysis import open_session
+from analysis.pool import pressure
+from analysis.requests import scheduling
+from analysis.requests.scheduling import Counted, Pressure, Scheduling
 from tests.analysis.builder import SessionBuilder
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import analysis
 from analysis import SessionError, open_session, summarize
-from analysis.find import find_session
-from analysis.tables import TABLES
+from analysis.tables.find import find_session
+from analysis.tables.schema import TABLES
 from tests.analysis.builder import COLUMNS, METADATA, SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.journals import ended_session, running_session
@@ -279,10 +279,10 @@ class TestMalformed:
         def refuse(*_: object, **__: object) -> None:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-        monkeypatch.setattr("analysis.session.extent", refuse)
+        monkeypatch.setattr("analysis.tables.session.extent", refuse)
         says = f"cannot read {session.folder / USAGE}: Permission denied; run this as its owner"
         assert says in error_of(session)
-        monkeypatch.setattr("analysis.find.is_session", refuse)
+        monkeypatch.setattr("analysis.tables.find.is_session", refuse)
         result = invoke("summary", session.folder)
         assert result.stderr.startswith(f"profilemate: cannot read {session.folder}: Permission")
         assert result.stderr.count("\n") == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from analysis import open_session, summarize
-from analysis.sharing import Piece, Sharing
+from analysis.prefix.sharing import Piece, Sharing
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import request, swept
 

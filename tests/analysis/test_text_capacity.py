@@ -8,15 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import facts, open_session
-from analysis.fragmentation import Empty, Fragmentation
-from analysis.holders import Holder, Holders, Suspect
-from analysis.lifetimes import Spread
-from analysis.pressure import BANDS
+from analysis import open_session
+from analysis.pool.fragmentation import Empty, Fragmentation
+from analysis.pool.holders import Holder, Holders, Suspect
+from analysis.pool.lifetimes import Spread
+from analysis.pool.pressure import BANDS
 from analysis.renderers.text import fragmentation, holders, scheduling, waiting
 from analysis.renderers.text.layout import Line
-from analysis.scheduling import Counted, Pressure, Scheduling
-from analysis.waiting import Reason, Waiting
+from analysis.requests.scheduling import Counted, Pressure, Scheduling
+from analysis.requests.waiting import Reason, Waiting
+from analysis.tables import facts
 from tests.analysis.builder import SessionBuilder
 
 MANY = 10**8

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from analysis.renderers.formats import stretches
+from analysis.wording.formats import stretches
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import SETUP, captured, eager, full, on_the_gpu, ran, replayed, set_up
 from tests.analysis.test_memory import RITUAL

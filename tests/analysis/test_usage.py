@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import open_session
-from analysis.usage import PoolUsage, Usage, measure
+from analysis.pool.usage import PoolUsage, Usage, measure
 from tests.analysis.builder import SessionBuilder
 
 
@@ -144,7 +144,7 @@ def test_weighting_is_that_of_looking_every_second(
     for moment, engine, held in changes:
         session.usage((moment, held), engine=engine)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("analysis.reading._CHUNK", chunk)
+        patch.setattr("analysis.tables.reading._CHUNK", chunk)
         usage = usage_of(session)
     looks: list[int] = []
     for pool, (moments, blocks) in zip(usage.pools, histories, strict=True):

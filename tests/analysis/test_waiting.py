@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from analysis import facts, open_session, pressure, usage, waiting
-from analysis.waiting import Waiting
+from analysis import open_session
+from analysis.pool import pressure, usage
+from analysis.requests import waiting
+from analysis.requests.waiting import Waiting
+from analysis.tables import facts
 from tests.analysis.builder import METADATA, SessionBuilder
 
 SCHEDULER = {

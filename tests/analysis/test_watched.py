@@ -11,17 +11,10 @@ from typing import Any
 
 import pytest
 
-from analysis import (
-    Session,
-    facts,
-    open_session,
-    preempting,
-    preemptions,
-    prompts,
-    rent,
-    runs,
-    summarize,
-)
+from analysis import Session, open_session, summarize
+from analysis.prefix import prompts, rent
+from analysis.requests import preemption_steps, preemptions, stints
+from analysis.tables import facts
 from profilemate import collector
 from tests.kv.recording import Clock, hooks_only, only_session
 from tests.kv.test_trace import crowded
@@ -84,9 +77,9 @@ def crowd(
 def test_every_preemption_and_what_it_cost(crowd: tuple[Session, CostOracle]) -> None:
     session, oracle = crowd
     known = prompts.read(session)
-    named = runs.named(session, known)
+    named = stints.named(session, known)
     victims = preemptions.victims(named, known, 0.0)
-    bill = preemptions.bill(session, facts.read(session), victims, preempting.read(session))
+    bill = preemptions.bill(session, facts.read(session), victims, preemption_steps.read(session))
     # In the order of time, and of the preempted in one step by name.
     seen = sorted(oracle.preemptions, key=lambda one: (one.time, one.request))
     told = bill.sort("preempted_sec", "request_id").rows(named=True)
@@ -117,7 +110,7 @@ def test_every_request_pays_for_what_is_in_its_block_table(
     crowd: tuple[Session, CostOracle],
 ) -> None:
     session, oracle = crowd
-    held = rent.Held(runs.named(session, prompts.read(session)), 0.0, session.end_sec)
+    held = rent.Held(stints.named(session, prompts.read(session)), 0.0, session.end_sec)
     for batch in session.batches("kv_cache_allocations", rent.COLUMNS):
         held.add(batch)
     paid = held.result()

@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from analysis import Session, SessionError, Summary, open_session, summarize
+from analysis.pool.usage import PoolUsage
 from analysis.renderers import text
-from analysis.usage import PoolUsage
 from profilemate.commands.options import seconds
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from profilemate import collector
 from profilemate.collector.follow import Follower
-from profilemate.journal import MAGIC
+from profilemate.format.journal import MAGIC
 from tests.collector.journals import (
     CAPTURES,
     MEMORY,

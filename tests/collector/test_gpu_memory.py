@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from profilemate import session
 from profilemate.collector import gpu_memory
 from profilemate.collector.follow import Follower
 from profilemate.collector.gpu_memory import Sampler
+from profilemate.format import session
 from tests.collector.journals import MEMORY, WorkerJournal, metadata, rows
 
 PATIENCE_SEC = 60

@@ -66,7 +66,7 @@ def sessions(tmp_path: Path, cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Iter
     import torch
     from vllm.v1.worker import worker_base
 
-    from profilemate.hooks import worker
+    from profilemate.hooks.gpu import worker
     from tests.graphs.executor import GIB, UUID
     from tests.graphs.workers import Worker
     from tests.kv.recording import hooks_only

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from profilemate.collector.decode import Shape, episodes
-from profilemate.events import Op
-from profilemate.hooks import executions, graphs
-from profilemate.hooks.gpu_timer import GpuTimer
-from profilemate.journal import JournalReader, Kind
-from profilemate.recorder import Recorder
+from profilemate.format.events import Op
+from profilemate.format.journal import JournalReader, Kind
+from profilemate.hooks.gpu import executions, graphs
+from profilemate.hooks.gpu.gpu_timer import GpuTimer
+from profilemate.record.recorder import Recorder
 
 Batch = tuple[str, int, int | None, int, int]
 """Mode, tokens with padding, requests, uniform, has_lora."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from profilemate.hooks import graphs
-from profilemate.recorder import Recorder
+from profilemate.hooks.gpu import graphs
+from profilemate.record.recorder import Recorder
 
 
 class Tomorrow:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from profilemate import journal
-from profilemate.hooks import executions, graph_sources, graphs
+from profilemate.format import journal
+from profilemate.hooks.gpu import executions, graph_sources, graphs
 from tests.graphs.recording import Execution, Recording, read
 from tests.graphs.steps import Output, decode
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from profilemate.hooks import gpu_timer
-from profilemate.hooks.gpu_timer import NOT_MEASURED, GpuTimer
+from profilemate.hooks.gpu import gpu_timer
+from profilemate.hooks.gpu.gpu_timer import NOT_MEASURED, GpuTimer
 from tests.graphs.recording import Recording
 from tests.graphs.steps import Output, decode
 

@@ -207,7 +207,7 @@ def test_unknown_graphs_of_an_execution_are_those_that_it_was_dispatched_to(
     is_capture_seen: bool,
 ) -> None:
     """A later release may capture somewhere else: its executions are no eager ones for that."""
-    from profilemate.hooks import graph_sources
+    from profilemate.hooks.gpu import graph_sources
 
     monkeypatch.setattr(graph_sources, "_READERS", {})
     runner = toys.Runner(toys.config(model), cuda)

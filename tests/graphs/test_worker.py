@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from profilemate.journal import JournalReader
+from profilemate.format.journal import JournalReader
 from tests.graphs.executor import GIB, UUID, make, start
 from tests.graphs.recording import Execution, Told, read
 from tests.graphs.steps import Output, decode
@@ -165,7 +165,7 @@ def test_a_worker_that_is_not_known_is_told_and_runs(
 
     odd = Odd(toys.config(model), 0)
     odd.init_device()
-    from profilemate.hooks import worker
+    from profilemate.hooks.gpu import worker
 
     worker.watch(odd)
     said = capfd.readouterr().err
@@ -179,7 +179,7 @@ def test_a_worker_that_is_not_known_is_told_and_runs(
 def test_start_up_numbers_that_fail_do_not_end_the_recording(
     model: Path, sessions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from profilemate.hooks import worker_facts
+    from profilemate.hooks.gpu import worker_facts
 
     def fail(*_: Any) -> None:
         raise LookupError("no such number")
@@ -201,7 +201,7 @@ def test_tensors_in_one_allocation(model: Path) -> None:
     from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-    from profilemate.hooks.worker_facts import StartUp
+    from profilemate.hooks.gpu.worker_facts import StartUp
     from tests.graphs import toys
 
     common = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}

@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 
-from profilemate import recorder
-from profilemate.collector import launch
 from profilemate.collector.follow import Follower
-from profilemate.writer import Writer
+from profilemate.record import launch, recorder
+from profilemate.record.writer import Writer
 from tests.support.oracle import Oracle
 
 Row = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import DecodeError, Episode, Shape, episodes
-from profilemate.events import FRAME, HASH_BYTES, Columns, Op, op_of
+from profilemate.format.events import FRAME, HASH_BYTES, Columns, Op, op_of
 
 SHAPE = Shape(pools=2, groups=2)
 EARLIER = 5_000_000_000

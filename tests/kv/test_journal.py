@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from profilemate import collector
 from profilemate.collector import CollectorError
 from profilemate.collector.follow import Follower
-from profilemate.journal import MAGIC
+from profilemate.format.journal import MAGIC
 from tests.kv.recording import (
     TABLES,
     Clock,

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from profilemate import collector, recorder
+from profilemate import collector
+from profilemate.record import recorder
 from tests.kv.children import Child, Tell, processes_with
 from tests.kv.recording import (
     TABLES,

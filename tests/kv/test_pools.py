@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from profilemate.hooks import kv_engine
+from profilemate.hooks.kv import watch
 from tests.kv import compare
 from tests.kv.recording import Clock, make_tables, only_session, recorded
 from tests.kv.workload import Abort, Add, Driver, Operation, Setting, Steps, scheduler_for
@@ -34,7 +34,7 @@ def with_second_pool(model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     group.block_pool = BlockPool(OWN_BLOCKS, True, SETTING.block_size)
     group._null_block = group.block_pool.null_block
     monkeypatch.setenv("VLLM_PROFILING", "1")
-    kv_engine.watch(scheduler)
+    watch.watch(scheduler)
     return scheduler
 
 

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from profilemate import collector, encode, recorder
+from profilemate import collector
 from profilemate.collector import CollectorError
 from profilemate.collector.follow import Follower
-from profilemate.events import Op
-from profilemate.hooks import block_pool, facts, steps
-from profilemate.hooks.requests import Requests
-from profilemate.recorder import Recorder
-from profilemate.writer import Writer
+from profilemate.format.events import Op
+from profilemate.hooks.kv import block_pool, facts, steps
+from profilemate.hooks.kv.requests import Requests
+from profilemate.record import encode, recorder
+from profilemate.record.recorder import Recorder
+from profilemate.record.writer import Writer
 from tests.kv.children import Child, Tell, said
 from tests.kv.recording import (
     Clock,

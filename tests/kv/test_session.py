@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from profilemate import session
 from profilemate.collector.lock import Lock
-from profilemate.session import SessionError
+from profilemate.format import session
+from profilemate.format.session import SessionError
 from tests.kv.children import Child, Tell, said
 from tests.kv.recording import hooks_only, only_session
 from tests.support.scheduler import build_scheduler

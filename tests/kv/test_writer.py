@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from profilemate import encode, recorder, writer
 from profilemate.collector.decode import Shape, episodes
-from profilemate.events import Op
-from profilemate.journal import JournalReader, Kind
-from profilemate.recorder import Recorder
-from profilemate.writer import Writer
+from profilemate.format.events import Op
+from profilemate.format.journal import JournalReader, Kind
+from profilemate.record import encode, recorder, writer
+from profilemate.record.recorder import Recorder
+from profilemate.record.writer import Writer
 from tests.kv.children import said
 from tests.kv.recording import (
     Tables,

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis import facts, families, open_session
-from analysis.families import Families, Family, TooShort
+from analysis import open_session
+from analysis.prefix import families
+from analysis.prefix.families import Families, Family, TooShort
+from analysis.tables import facts
 from tests.analysis.builder import METADATA, SessionBuilder
 
 LENGTHS = [16, 32, 48, 64]

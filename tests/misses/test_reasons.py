@@ -14,9 +14,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis import facts, miss_reasons, misses, open_session, pieces, prompts, summarize
-from analysis.miss_reasons import MissReasons
-from analysis.session import Session
+from analysis import open_session, summarize
+from analysis.prefix import miss_summary, misses, prompts, stretches
+from analysis.prefix.miss_summary import MissReasons
+from analysis.tables import facts
+from analysis.tables.session import Session
 from profilemate import collector
 from tests.kv.recording import hooks_only, only_session
 from tests.support.miss_oracle import Missed, MissOracle
@@ -54,17 +56,17 @@ def watched(sessions: Path) -> Iterator[MissOracle]:
 def classified(session: Session) -> pl.DataFrame:
     """The analyzer's word on every missed block, with the names of the requests."""
     known = prompts.read(session)
-    in_common = pieces.shared(known)
+    in_common = stretches.shared(known)
     blocks = misses.missed(known, in_common)
     evicted = misses.Evicted(misses.wanted(blocks))
     for batch in session.batches("kv_cache_evictions", misses.EVICTION_COLUMNS):
         evicted.add(batch)
     group = facts.read(session).full_attention_group
     reasons = misses.classify(blocks, known, in_common, evicted.result(), group=group)
-    handed_out = miss_reasons.HandedOut()
-    for batch in session.batches("kv_cache_allocations", miss_reasons.COLUMNS):
+    handed_out = miss_summary.HandedOut()
+    for batch in session.batches("kv_cache_allocations", miss_summary.COLUMNS):
         handed_out.add(batch)
-    short = miss_reasons.with_shortfall(reasons, handed_out.result())
+    short = miss_summary.with_shortfall(reasons, handed_out.result())
     every = known.asked.select(
         "lookup",
         "request_id",

@@ -199,9 +199,9 @@ def _measure(case: Case) -> dict[str, Any]:
 
 
 def _asked(case: Case) -> dict[str, Any]:
-    """What ``profilemate.replay.groups`` lets vLLM make of our own reading of the model."""
+    """What ``profilemate.simulation.groups`` lets vLLM make of our own reading of the model."""
     from analysis.plan import capacity
-    from profilemate.replay import groups
+    from profilemate.simulation import groups
     from tests.plan.planned import model_of, settings_of
 
     return asdict(capacity.lay_out(model_of(case), settings_of(case), groups.group))

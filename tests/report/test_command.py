@@ -142,7 +142,7 @@ def page(session: SessionBuilder, verb: str, path: Path) -> subprocess.Completed
 def test_a_folder_without_permission() -> None:
     # Root may write anywhere, so it becomes nobody, who may not read Python's own modules.
     program = (
-        "import os, pathlib, sys, analysis.find, profilemate.collector.metadata\n"
+        "import os, pathlib, sys, analysis.tables.find, profilemate.collector.metadata\n"
         "from profilemate.commands.writing import writable\n"
         "from profilemate.commands.reporting import one_line\n"
         "os.geteuid() or os.setuid(65534)\n"
@@ -166,7 +166,7 @@ def test_a_folder_without_permission() -> None:
 
 def test_below_a_folder_without_permission(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib, sys, analysis.find, profilemate.collector.metadata\n"
+        "import os, pathlib, sys, analysis.tables.find, profilemate.collector.metadata\n"
         "from profilemate.commands.writing import writable\n"
         "from profilemate.commands.reporting import one_line\n"
         "os.geteuid() or os.setuid(65534)\n"

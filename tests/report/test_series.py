@@ -12,14 +12,14 @@ import pytest
 from analysis import open_session, series, summarize
 from analysis.series import block_map, depths, evictions, hit_rate, pools, steps, timeline
 from analysis.series.bins import Bins, of_session
-from analysis.session import Session
+from analysis.tables.session import Session
 from tests.analysis.builder import SessionBuilder
 
 
 @pytest.fixture(params=[100, 10_000])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are read in pieces of so many bytes: of a row or three, or of a few hundred."""
-    monkeypatch.setattr("analysis.reading._CHUNK", request.param)
+    monkeypatch.setattr("analysis.tables.reading._CHUNK", request.param)
 
 
 def opened(builder: SessionBuilder, after_sec: float = 0.0) -> tuple[Session, Bins]:

@@ -15,7 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from profilemate import collector, recorder
+from profilemate import collector
+from profilemate.record import recorder
 from tests.kv import recording
 from tests.kv.recording import Clock
 from tests.support.scheduler import TINY_LLAMA, RequestMaker, answer, build_scheduler

@@ -6,8 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import analysis
-from analysis import admission, facts, preempting, usage
-from analysis.admission import PreemptsItself
+from analysis.pool import usage
+from analysis.requests import admission, preemption_steps
+from analysis.requests.admission import PreemptsItself
+from analysis.tables import facts
 from tests.situations.bench import Bench, size_of, total
 from tests.support.scheduler import tokens
 
@@ -192,7 +194,7 @@ def test_without_the_rule_a_request_preempts_itself_for_ever(bench: Bench) -> No
     assert (huge["preemptions"], huge["num_blocks"], huge["hash_ids"]) == (50, 0, [])
     assert tables.lookups() == []
     session = analysis.open_session(tables.folder)
-    stepped = preempting.read(session)
+    stepped = preemption_steps.read(session)
     found = admission.measure(session, facts.read(session), usage.measure(session), stepped)
     assert (found.looked_up, found.self_preempted) == (0, 1)
     assert found.circling == (PreemptsItself("huge", 0, 50),)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.preemptions import ByItself
+from analysis.requests.preemptions import ByItself
 from tests.situations.bench import Bench
 from tests.situations.test_evicted import explained, run
 from tests.support.scheduler import tokens

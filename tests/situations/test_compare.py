@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis import Session, gate, measures
+from analysis import Session
+from analysis.judgement import gate, measures
 from tests.situations.bench import Bench, Engine, PrefixCounts, Tables
 from tests.support.scheduler import trace_requests
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.evictions import Evicted
+from analysis.pool.evictions import Evicted
 from analysis.renderers import text
 from tests.situations.bench import Bench, Engine
 from tests.support.scheduler import full_attention, sliding_window, tokens

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import analysis
-from analysis import facts, fragmentation, usage
-from analysis.fragmentation import Fragmentation
+from analysis.pool import fragmentation, usage
+from analysis.pool.fragmentation import Fragmentation
+from analysis.tables import facts
 from tests.situations.bench import Bench, Tables
 from tests.support.scheduler import tokens
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis import facts, holders, open_session, pressure, usage
+from analysis import open_session
+from analysis.pool import holders, pressure, usage
+from analysis.tables import facts
 from profilemate import collector
 from tests.kv import workload
 from tests.kv.recording import Clock, only_session, recorded

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import open_session, summarize
-from analysis.miss_reasons import Missed
+from analysis.prefix.miss_summary import Missed
 from analysis.renderers import text
 from analysis.summary import Summary
 from profilemate import collector

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import analysis
-from profilemate.events import prefix_lengths
+from profilemate.format.events import prefix_lengths
 from tests.situations.bench import Bench, Engine
 from tests.support.scheduler import answer, tokens
 

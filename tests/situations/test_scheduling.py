@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from analysis import open_session, pressure, scheduling
-from analysis.scheduling import Pressure
+from analysis import open_session
+from analysis.pool import pressure
+from analysis.requests import scheduling
+from analysis.requests.scheduling import Pressure
 from tests.situations.bench import Bench
 from tests.support.scheduler import tokens
 

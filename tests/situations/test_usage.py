@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import analysis
-from analysis import facts, holders, pressure, usage
-from analysis.holders import Holder, Holders, Suspect
+from analysis.pool import holders, pressure, usage
+from analysis.pool.holders import Holder, Holders, Suspect
+from analysis.tables import facts
 from tests.situations.bench import Bench
 from tests.support.scheduler import tokens
 

@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis import facts, pressure, usage, waiting
-from analysis.waiting import Waiting
+from analysis.pool import pressure, usage
+from analysis.requests import waiting
+from analysis.requests.waiting import Waiting
+from analysis.tables import facts
 from profilemate import collector
 from tests.kv import workload
 from tests.kv.recording import Clock, only_session, recorded

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from profilemate.replay import parts
-from profilemate.replay.parts import (
+from profilemate.simulation import parts
+from profilemate.simulation.parts import (
     TINY_LLAMA,
     VOCABULARY,
     full_attention,

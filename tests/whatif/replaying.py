@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.session import open_session
+from analysis.tables.session import open_session
 from analysis.whatif import arrivals, prefixes, step_time
 from analysis.whatif.clock import DEFAULT_SEC, StepTime
 from analysis.whatif.configuration import Choices, Configuration, configurations, pools, recorded
 from analysis.whatif.outcome import Outcome
 from analysis.whatif.workload import Workload, of_session
-from profilemate.replay.engine import Engine
+from profilemate.simulation.engine import Engine
 
 
 class Recorded:

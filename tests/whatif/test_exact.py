@@ -15,7 +15,7 @@ import pytest
 from analysis.whatif.clock import StepTime
 from analysis.whatif.configuration import Choices, pools, recorded
 from analysis.whatif.workload import read_workload
-from profilemate.replay.engine import Engine
+from profilemate.simulation.engine import Engine
 from tests.support.scheduler import ANSWER, RequestMaker, tokens, trace_requests
 from tests.whatif import truth
 from tests.whatif.replaying import Recorded

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis.errors import RuleError, SessionError
-from analysis.session import open_session
+from analysis.tables.session import open_session
 from analysis.whatif.configuration import (
     Choices,
     Configuration,

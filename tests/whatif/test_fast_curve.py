@@ -13,14 +13,14 @@ import pytest
 from analysis import series, summarize
 from analysis.errors import SessionError
 from analysis.renderers import json as as_json
-from analysis.renderers.curve_words import sentences
 from analysis.renderers.html import page
 from analysis.renderers.text import miss_ratio_curve as text
 from analysis.series import miss_ratio_curve
-from analysis.session import open_session
+from analysis.tables.session import open_session
 from analysis.whatif import fast
 from analysis.whatif.curve import Curve, Verdict
 from analysis.whatif.workload import of_session, read_workload
+from analysis.wording.curve_words import sentences
 from tests.analysis.builder import SessionBuilder
 
 GIB = 2**30

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from analysis.errors import SessionError
-from analysis.session import open_session
+from analysis.tables.session import open_session
 from analysis.whatif.ids import Ids
 from analysis.whatif.outcome import Outcome
 from analysis.whatif.workload import of_session, read_workload

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.session import open_session
+from analysis.tables.session import open_session
 from analysis.whatif import arrivals, step_time
 from analysis.whatif.clock import StepTime
 from analysis.whatif.workload import of_session

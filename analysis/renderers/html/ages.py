@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from analysis.histograms import Bin
-from analysis.lifetimes import Spread
-from analysis.renderers.formats import seconds
+from analysis.pool.lifetimes import Spread
 from analysis.renderers.html.chart import Figure, Table, axis, rounded
+from analysis.stats.histograms import Bin
+from analysis.wording.formats import seconds
 
 
 def histogram(name: str, bins: Iterable[Bin], colour: str, dash: str) -> Figure:

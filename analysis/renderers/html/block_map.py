@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import seconds, share
 from analysis.renderers.html.chart import Chart, axis, time_axis, times
 from analysis.renderers.html.report import Report
+from analysis.wording.formats import seconds, share
 
 
 def charts(report: Report) -> Iterator[Chart]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from html import escape
 from string import Template
 
-from analysis.comparison import NAMES, SAME, Comparison, Row, Setting
-from analysis.measures import named
-from analysis.renderers import measures
-from analysis.renderers.formats import duration
+from analysis.judgement.comparison import NAMES, SAME, Comparison, Row, Setting
+from analysis.judgement.measures import named
 from analysis.renderers.html.frame import asset, policy
 from analysis.renderers.text.layout import printable
 from analysis.summary import About
+from analysis.wording import measures
+from analysis.wording.formats import duration
 
 
 def render(found: Comparison) -> str:

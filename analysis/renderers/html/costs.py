@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.preemptions import Preemption
-from analysis.renderers.formats import abridged, seconds, share
 from analysis.renderers.html.chart import Bars, Chart, Part, Table
 from analysis.renderers.html.regret import ID
 from analysis.renderers.html.report import Report
 from analysis.renderers.text.layout import shortened
+from analysis.requests.preemptions import Preemption
+from analysis.wording.formats import abridged, seconds, share
 
 
 def charts(report: Report) -> Iterator[Chart]:

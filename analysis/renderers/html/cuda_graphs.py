@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from analysis.capture_sizes import CaptureSizes, Fit
-from analysis.cuda_graphs import CudaGraphs, ModeUse, Setup
-from analysis.executions import NONE
-from analysis.renderers.formats import abridged, counted, seconds, share, stretches
+from analysis.gpu.capture_sizes import CaptureSizes, Fit
+from analysis.gpu.cuda_graphs import CudaGraphs, ModeUse, Setup
+from analysis.gpu.executions import NONE
 from analysis.renderers.html.chart import (
     Bars,
     Chart,
@@ -29,6 +28,7 @@ from analysis.renderers.html.chart import (
 from analysis.renderers.html.report import Report
 from analysis.renderers.text.cuda_graphs import WHY
 from analysis.series.executions import BatchSize
+from analysis.wording.formats import abridged, counted, seconds, share, stretches
 
 _COLOURS = {"FULL": "held", "PIECEWISE": "cached", NONE: "free"}
 _FIT_COLOURS = {"today's": "text", "least padding": "green", "fewest": "purple"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import seconds
 from analysis.renderers.html.ages import age_axis, histogram, spread_table
 from analysis.renderers.html.chart import (
     Chart,
@@ -17,6 +16,7 @@ from analysis.renderers.html.chart import (
     times,
 )
 from analysis.renderers.html.report import Report
+from analysis.wording.formats import seconds
 
 NOTHING = "No cached block was evicted."
 

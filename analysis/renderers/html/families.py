@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.families import TooShort
-from analysis.renderers.formats import abridged, share
+from analysis.prefix.families import TooShort
 from analysis.renderers.html.chart import Bars, Chart, Part, Table
 from analysis.renderers.html.report import Report
+from analysis.wording.formats import abridged, share
 
 
 def charts(report: Report) -> Iterator[Chart]:

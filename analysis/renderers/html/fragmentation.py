@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.fragmentation import Empty
-from analysis.renderers.formats import share
+from analysis.pool.fragmentation import Empty
 from analysis.renderers.html.chart import Bars, Chart, Part, Table
 from analysis.renderers.html.report import Report
+from analysis.wording.formats import share
 
 
 def charts(report: Report) -> Iterator[Chart]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analysis.graph_ledger import Graph, Ledger, Total
-from analysis.renderers.formats import abridged, byte_size, counted, seconds, share
+from analysis.gpu.graph_ledger import Graph, Ledger, Total
 from analysis.renderers.html.chart import Bars, Chart, Part, Table
 from analysis.renderers.html.report import Report
 from analysis.renderers.text.graph_ledger import cost, name
+from analysis.wording.formats import abridged, byte_size, counted, seconds, share
 
 HOTTEST = 10
 """Graphs with a bar of their own."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.holders import Holders
-from analysis.renderers.formats import duration
+from analysis.pool.holders import Holders
 from analysis.renderers.html.chart import Bars, Chart, Part
 from analysis.renderers.html.regret import ID
 from analysis.renderers.html.report import Report
 from analysis.renderers.text.layout import shortened
+from analysis.wording.formats import duration
 
 
 def charts(report: Report) -> Iterator[Chart]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from analysis.renderers.formats import percent, seconds, share
 from analysis.summary import Summary
+from analysis.wording.formats import percent, seconds, share
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analysis.graph_ledger import Estimate
-from analysis.memory import GpuUse, Memory, StartUp
-from analysis.renderers.formats import abridged, byte_size, counted, percent, seconds
+from analysis.gpu.graph_ledger import Estimate
+from analysis.gpu.memory import GpuUse, Memory, StartUp
 from analysis.renderers.html.chart import (
     Bars,
     Chart,
@@ -25,6 +24,7 @@ from analysis.renderers.html.chart import (
 )
 from analysis.renderers.html.report import Report
 from analysis.series.gpu_memory import GpuSeries, Values
+from analysis.wording.formats import abridged, byte_size, counted, percent, seconds
 
 WORKERS = 16
 """Workers with a bar: those with the least for the KV cache."""

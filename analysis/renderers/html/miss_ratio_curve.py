@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.curve_words import sentences
-from analysis.renderers.formats import share
 from analysis.renderers.html.chart import Chart, Figure, Table, axis, line, rounded
 from analysis.renderers.html.report import Report
 from analysis.whatif.curve import BELADY, LRU, Curve, Point
+from analysis.wording.curve_words import sentences
+from analysis.wording.formats import share
 
 HEADING = "Would a larger pool find more?"
 LOOK = (

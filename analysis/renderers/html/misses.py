@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import share
 from analysis.renderers.html.chart import Bars, Chart, Part
 from analysis.renderers.html.report import Report
 from analysis.renderers.text.misses import MEANING
+from analysis.wording.formats import share
 
 
 def charts(report: Report) -> Iterator[Chart]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from string import Template
 
+from analysis.judgement.story import sentences
 from analysis.renderers.html import (
     about,
     block_map,
@@ -33,7 +34,6 @@ from analysis.renderers.html.chart import Chart, Section
 from analysis.renderers.html.frame import asset, framed
 from analysis.renderers.html.report import Report
 from analysis.series import Series
-from analysis.story import sentences
 from analysis.summary import Summary
 
 Charts = Callable[[Report], Iterable[Chart]]

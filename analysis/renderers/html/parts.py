@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from analysis.advice import Advice
+from analysis.judgement.advice import Advice
 from analysis.renderers.html.chart import Bars, Chart, Section, Table
 from analysis.renderers.html.key_figures import KeyFigure
 from analysis.renderers.text.layout import printable

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import percent, seconds, share
+from analysis.pool.usage import PoolState, PoolUsage
 from analysis.renderers.html.chart import (
     Chart,
     Figure,
@@ -22,7 +22,7 @@ from analysis.renderers.html.chart import (
 )
 from analysis.renderers.html.report import Report
 from analysis.series.pools import Level
-from analysis.usage import PoolState, PoolUsage
+from analysis.wording.formats import percent, seconds, share
 
 NOTHING = "The session has no row of kv_cache_usage.csv: no block was ever held."
 

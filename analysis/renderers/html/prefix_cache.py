@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import share
 from analysis.renderers.html.chart import (
     Chart,
     Table,
@@ -20,6 +19,7 @@ from analysis.renderers.html.chart import (
 )
 from analysis.renderers.html.report import Report
 from analysis.series.depths import Depth
+from analysis.wording.formats import share
 
 
 def charts(report: Report) -> Iterator[Chart]:

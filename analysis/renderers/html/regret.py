@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import abridged, seconds, share
 from analysis.renderers.html.chart import (
     Bars,
     Chart,
@@ -17,6 +16,7 @@ from analysis.renderers.html.chart import (
 )
 from analysis.renderers.html.report import Report
 from analysis.renderers.text.layout import shortened
+from analysis.wording.formats import abridged, seconds, share
 
 ID = 60
 """Characters of a request's id beside its bar."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import abridged, seconds
 from analysis.renderers.html.chart import Chart, Figure, Table, axis, rounded, safe, time_axis
 from analysis.renderers.html.report import Report
 from analysis.series.bins import Bins
 from analysis.series.timeline import Span, Timeline
+from analysis.wording.formats import abridged, seconds
 
 SLOWEST = 10
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import seconds, share
+from analysis.prefix.sharing import WorkingSet
 from analysis.renderers.html.ages import age_axis, histogram, spread_table
 from analysis.renderers.html.chart import Bars, Chart, Part, Table, count_axis
 from analysis.renderers.html.report import Report
-from analysis.sharing import WorkingSet
+from analysis.wording.formats import seconds, share
 
 
 def charts(report: Report) -> Iterator[Chart]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import seconds
 from analysis.renderers.html.chart import (
     Chart,
     Table,
@@ -19,6 +18,7 @@ from analysis.renderers.html.chart import (
     times,
 )
 from analysis.renderers.html.report import Report
+from analysis.wording.formats import seconds
 
 
 def charts(report: Report) -> Iterator[Chart]:

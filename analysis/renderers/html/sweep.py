@@ -9,10 +9,10 @@ from string import Template
 from analysis.renderers.html import parts
 from analysis.renderers.html.chart import Chart, Figure, Section, Table, axis, count_axis, safe
 from analysis.renderers.html.frame import asset, framed
-from analysis.renderers.measures import NONE
-from analysis.renderers.measures import figure as shown
 from analysis.sweep import FIGURES, Combination, Repeated, Sweep
 from analysis.sweep import Figure as Compared
+from analysis.wording.measures import NONE
+from analysis.wording.measures import figure as shown
 
 _COLOURS = ("held", "cached", "green", "purple", "regret", "free")
 _DASHES = ("solid", "dot", "dash", "dashdot")

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import percent, seconds, share
 from analysis.renderers.html.chart import Bars, Chart, Part, Table
 from analysis.renderers.html.report import Report
 from analysis.renderers.text.scheduling import BANDS
 from analysis.renderers.text.waiting import name_of
+from analysis.wording.formats import percent, seconds, share
 
 
 def charts(report: Report) -> Iterator[Chart]:

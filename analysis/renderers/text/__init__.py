@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from analysis.renderers.formats import duration
 from analysis.renderers.text import (
     advice,
     blame,
@@ -32,6 +31,7 @@ from analysis.renderers.text import (
 from analysis.renderers.text.layout import Line, section, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.summary import About, Summary
+from analysis.wording.formats import duration
 
 
 def write(summary: Summary, out: TextIO) -> None:

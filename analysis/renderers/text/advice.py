@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analysis.advice import Advice
+from analysis.judgement.advice import Advice
 from analysis.renderers.text.layout import Line, fill, note
 
 _INDENT = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.blame import Blame, Content, Evictor, Sweepers
-from analysis.renderers.formats import counted, seconds, share
+from analysis.prefix.blame import Blame, Content, Evictor, Sweepers
 from analysis.renderers.text.layout import Line, note, row, shortened, table
+from analysis.wording.formats import counted, seconds, share
 
 SHOWN = 5
 

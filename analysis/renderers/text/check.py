@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from analysis.gate import Checked, Result
-from analysis.measures import Measure
-from analysis.renderers.measures import exact
+from analysis.judgement.gate import Checked, Result
+from analysis.judgement.measures import Measure
 from analysis.renderers.text.layout import Line, row
 from analysis.renderers.text.painting import paint, plain
+from analysis.wording.measures import exact
 
 
 def write(found: Checked, out: TextIO) -> None:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from analysis.comparison import NAMES, SAME, Comparison, Row, Setting
-from analysis.renderers import measures
-from analysis.renderers.formats import duration
+from analysis.judgement.comparison import NAMES, SAME, Comparison, Row, Setting
 from analysis.renderers.text.layout import WIDTH, Line, note, printable, section, table, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.summary import About
+from analysis.wording import measures
+from analysis.wording.formats import duration
 
 
 def write(found: Comparison, out: TextIO) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analysis.capture_sizes import CaptureSizes, DecodeGap, Fit
-from analysis.cuda_graphs import CudaGraphs, Eager, Padding
-from analysis.renderers.formats import counted, seconds, share, stretches
+from analysis.gpu.capture_sizes import CaptureSizes, DecodeGap, Fit
+from analysis.gpu.cuda_graphs import CudaGraphs, Eager, Padding
 from analysis.renderers.text.layout import Line, note, row, table
+from analysis.wording.formats import counted, seconds, share, stretches
 
 SIZES = 8
 """Rows of the table of sizes."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from analysis.engine_metrics import Part, Reconciliation, Row
-from analysis.renderers.formats import counted, duration
-from analysis.renderers.measures import NONE
-from analysis.renderers.measures import figure as shown
 from analysis.renderers.text.layout import Line, note, section, wrapped
 from analysis.renderers.text.painting import paint, plain
+from analysis.wording.formats import counted, duration
+from analysis.wording.measures import NONE
+from analysis.wording.measures import figure as shown
 
 _NAME, _CELL = 42, 11
 _STYLES = {"equal": "good", "explained": "", "unexplained": "warning", "not comparable": "label"}

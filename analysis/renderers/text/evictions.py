@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.ages import Ages
-from analysis.evictions import Evicted, Evictions, Reused
-from analysis.groups import Contents
-from analysis.lifetimes import Lifetimes, Spread
-from analysis.renderers.formats import counted, seconds, share
+from analysis.pool.evictions import Evicted, Evictions, Reused
+from analysis.pool.kv_groups import Contents
+from analysis.pool.lifetimes import Lifetimes, Spread
+from analysis.prefix.ages import Ages
 from analysis.renderers.text.layout import Line, note, row, table
 from analysis.summary import Summary
+from analysis.wording.formats import counted, seconds, share
 
 
 def lines(summary: Summary) -> Iterator[Line]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.fragmentation import Empty, Fragmentation
-from analysis.renderers.formats import percent, share
+from analysis.pool.fragmentation import Empty, Fragmentation
 from analysis.renderers.text.layout import Line, row
+from analysis.wording.formats import percent, share
 
 WORTH_TELLING = 0.01
 """The share of empty slots from which on block sizes are told."""

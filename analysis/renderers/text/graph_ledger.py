@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.graph_ledger import Estimate, Graph, Ledger, Total, Unused
-from analysis.renderers.formats import byte_size, counted, seconds, share
+from analysis.gpu.graph_ledger import Estimate, Graph, Ledger, Total, Unused
 from analysis.renderers.text.layout import LABEL, Line, note, row, shortened, table
+from analysis.wording.formats import byte_size, counted, seconds, share
 
 HOTTEST = 10
 

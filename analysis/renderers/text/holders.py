@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.holders import Holders
-from analysis.renderers.formats import duration
+from analysis.pool.holders import Holders
 from analysis.renderers.text.layout import Line, note, row, shortened, table
+from analysis.wording.formats import duration
 
 SHOWN = 3
 """Holders that are named, and suspects."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analysis.memory import GpuUse, Memory, Spare, StartUp
-from analysis.renderers.formats import byte_size, percent, seconds, share
+from analysis.gpu.memory import GpuUse, Memory, Spare, StartUp
 from analysis.renderers.text.layout import Line, note, row, table
+from analysis.wording.formats import byte_size, percent, seconds, share
 
 SHOWN = 8
 """Workers and GPUs that are named."""

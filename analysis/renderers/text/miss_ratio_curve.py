@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from analysis.renderers.curve_words import sentences
-from analysis.renderers.formats import counted, share
 from analysis.renderers.text.layout import Line, note, row, section, shortened, table
 from analysis.renderers.text.painting import paint, plain
 from analysis.whatif.curve import LRU, Curve, Point
 from analysis.whatif.outcome import Outcome
+from analysis.wording.curve_words import sentences
+from analysis.wording.formats import counted, share
 
 _BAR = 50
 

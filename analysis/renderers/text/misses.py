@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.facts import Facts
-from analysis.families import Families, Family, TooShort
-from analysis.miss_reasons import Costly, MissReasons, Short
-from analysis.renderers.formats import abridged, byte_size, counted, seconds, share
+from analysis.prefix.families import Families, Family, TooShort
+from analysis.prefix.miss_summary import Costly, MissReasons, Short
 from analysis.renderers.text.layout import Line, note, row, table
+from analysis.tables.facts import Facts
+from analysis.wording.formats import abridged, byte_size, counted, seconds, share
 
 MEANING = {
     "compulsory": "new content",

@@ -11,9 +11,9 @@ from analysis.plan.capacity import ByBlockSize, ByUtilization, Length
 from analysis.plan.explain import Step
 from analysis.plan.groups import Group
 from analysis.plan.reality import Figure, Reality
-from analysis.renderers.formats import byte_size, counted, percent, share
 from analysis.renderers.text.layout import Line, note, row, section, table, wrapped
 from analysis.renderers.text.painting import paint, plain
+from analysis.wording.formats import byte_size, counted, percent, share
 
 _KINDS = {
     "full": "All tokens",

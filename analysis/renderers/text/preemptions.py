@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.admission import Admission
-from analysis.preemptions import Parked, Preemption, Preemptions
-from analysis.renderers.formats import counted, seconds, share
 from analysis.renderers.text.layout import Line, note, row, shortened
+from analysis.requests.admission import Admission
+from analysis.requests.preemptions import Parked, Preemption, Preemptions
+from analysis.wording.formats import counted, seconds, share
 
 SHOWN = 5
 _TAKERS = 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.facts import Facts
-from analysis.prefix_cache import Lookups, PrefixCache, TrueRate
-from analysis.renderers.formats import share
+from analysis.prefix.prefix_cache import Lookups, PrefixCache, TrueRate
 from analysis.renderers.text.layout import Line, note, row
+from analysis.tables.facts import Facts
+from analysis.wording.formats import share
 
 
 def lines(cache: PrefixCache, facts: Facts) -> Iterator[Line]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analysis.prefix.rent import Rent, Renter
 from analysis.renderers.text.layout import Line, note, row, shortened, table
-from analysis.rent import Rent, Renter
 
 SHOWN = 5
 

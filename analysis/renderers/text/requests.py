@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.admission import Admission
-from analysis.renderers.formats import abridged
 from analysis.renderers.text.layout import Line, note, row, with_details
-from analysis.requests import Requests
+from analysis.requests.admission import Admission
+from analysis.requests.requests import Requests
 from analysis.summary import Summary
+from analysis.wording.formats import abridged
 
 
 def lines(summary: Summary) -> Iterator[Line]:

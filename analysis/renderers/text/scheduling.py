@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.formats import seconds
 from analysis.renderers.text.layout import Line, row, table
-from analysis.scheduling import Counted, Pressure, Scheduling
+from analysis.requests.scheduling import Counted, Pressure, Scheduling
+from analysis.wording.formats import seconds
 
 BANDS = {
     "under_40": "under 40 % held",

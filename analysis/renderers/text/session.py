@@ -6,11 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from analysis.facts import Cost, Facts
-from analysis.renderers.formats import byte_size, duration, seconds
+from analysis.pool.usage import Usage, blocks_by_engine
 from analysis.renderers.text.layout import Line, row, with_details
 from analysis.summary import About
-from analysis.usage import Usage, blocks_by_engine
+from analysis.tables.facts import Cost, Facts
+from analysis.wording.formats import byte_size, duration, seconds
 
 
 def lines(about: About, facts: Facts, usage: Usage) -> Iterator[Line]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.lifetimes import Spread
-from analysis.renderers.formats import seconds, share
+from analysis.pool.lifetimes import Spread
+from analysis.prefix.sharing import Piece, Sharing, WorkingSet
 from analysis.renderers.text.layout import Line, note, row, table
-from analysis.sharing import Piece, Sharing, WorkingSet
+from analysis.wording.formats import seconds, share
 
 SHOWN = 5
 

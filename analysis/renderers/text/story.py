@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analysis.judgement.story import sentences
 from analysis.renderers.text.layout import Line, note
-from analysis.story import sentences
 from analysis.summary import Summary
 
 

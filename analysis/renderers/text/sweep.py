@@ -6,9 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
-from analysis.renderers.formats import counted
-from analysis.renderers.measures import NONE
-from analysis.renderers.measures import figure as shown
 from analysis.renderers.text.layout import (
     WIDTH,
     Line,
@@ -20,6 +17,9 @@ from analysis.renderers.text.layout import (
 )
 from analysis.renderers.text.painting import paint, plain
 from analysis.sweep import Repeated, Sweep, figure
+from analysis.wording.formats import counted
+from analysis.wording.measures import NONE
+from analysis.wording.measures import figure as shown
 
 _SPEED = ("output_tokens_per_sec", "total_tokens_per_sec", "latency_sec")
 _CACHE = ("blocks", "kv_tokens", "waste", "hit_rate", "preemptions")

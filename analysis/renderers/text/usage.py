@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 
-from analysis.renderers.formats import percent, seconds, share
+from analysis.pool.usage import PoolState, PoolUsage, Usage
 from analysis.renderers.text.layout import Line, label_cell, note, row, table
-from analysis.usage import PoolState, PoolUsage, Usage
+from analysis.wording.formats import percent, seconds, share
 
 BAR = 24
 

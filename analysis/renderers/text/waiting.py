@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.facts import Scheduler
-from analysis.renderers.formats import percent, seconds, share
 from analysis.renderers.text.layout import Line, row, table
-from analysis.waiting import Waiting
+from analysis.requests.waiting import Waiting
+from analysis.tables.facts import Scheduler
+from analysis.wording.formats import percent, seconds, share
 
 SHOWN = 4
 """Reasons that have a line of their own."""

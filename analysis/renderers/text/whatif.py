@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from analysis.renderers.formats import counted, seconds, share
 from analysis.renderers.text.layout import Line, note, section, shortened, table, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.whatif.clock import StepTime
 from analysis.whatif.outcome import Outcome
 from analysis.whatif.replayed import Replayed
+from analysis.wording.formats import counted, seconds, share
 
 _LABEL = 30
 

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which capture sizes would have served the batches of this session best?"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from analysis.gpu import executions
+from analysis.gpu.captures import MODEL, kept, sizes
+from analysis.gpu.executions import NONE
+from analysis.stats.quantiles import of_time
+from analysis.tables.facts import Facts
+
+COLUMNS = ("timestamp_sec", "scheduled_tokens", "prefill_tokens", "repeats")
+"""Of scheduler_steps.csv."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a list of ``sizes`` (tokens, ascending) serves the batches: each is padded to the next
+    size, and one beyond the largest runs eagerly.
+
+    ``executions`` and ``tokens`` in a graph, with their shares of all batches, from 0 to 1.
+    ``padding``: tokens computed for nobody; ``padding_share``: of all that graphs compute.
+    """
+
+    sizes: tuple[int, ...]
+    executions: int
+    execution_share: float
+    tokens: int
+    token_share: float
+    padding: int
+    padding_share: float
+
+
+@dataclass(frozen=True)
+class DecodeGap:
+    """Batches of decodes that no FULL graph can hold, since the next size has room for more
+    requests than ``max_num_seqs``, or there is none.
+
+    They have ``from_tokens`` to ``to_tokens``; ``add`` is the size that would hold them all, None
+    where they differ so much that with one size most of them would be mostly padding.
+    ``executions`` of such a size ran in ``PIECEWISE`` graphs or eagerly (``NONE``), as ``ran``
+    says; ``decode_steps``: steps of the scheduler that had decodes alone and so many tokens, None
+    where no steps were recorded.
+    """
+
+    add: int | None
+    from_tokens: int
+    to_tokens: int
+    executions: int
+    ran: str
+    decode_steps: int | None
+
+
+@dataclass(frozen=True)
+class CaptureSizes:
+    """``executions`` and ``tokens`` that were looked at: those that ran in a graph, or were too
+    large for any.
+
+    ``step``: sizes are multiples of it, 1 + the speculative tokens, so that a batch of decodes
+    fits. ``decode_tokens``: the largest batch of decodes, max_num_seqs requests of ``step`` tokens
+    each; ``largest_tokens``: larger batches are left to run eagerly, today's largest size or
+    ``decode_tokens``, whichever is more. ``off_step``: sizes of today's list that are no multiple
+    of ``step``.
+
+    ``for_coverage``: the smallest size, in steps of 16 as vLLM's own, up to which 90 % of the
+    executions would have a graph; None where today's sizes reach as far.
+
+    ``today``: the list that was captured. ``least_padding``: of all lists with as many sizes at
+    most, one with the least padding, for all batches up to ``largest_tokens``. ``fewest``: a
+    shortest one that covers what today's covers and pads no more, None where there is none.
+    """
+
+    executions: int
+    tokens: int
+    step: int
+    decode_tokens: int | None
+    largest_tokens: int
+    off_step: tuple[int, ...]
+    for_coverage: int | None
+    today: Fit
+    least_padding: Fit | None
+    fewest: Fit | None
+    decode_gap: DecodeGap | None
+
+
+class DecodeSteps:
+    """The steps seen so far that scheduled decodes alone, by their tokens."""
+
+    def __init__(self) -> None:
+        self._parts: list[pl.DataFrame] = []
+
+    def add(self, batch: pl.DataFrame) -> None:
+        decodes = batch.filter((pl.col("scheduled_tokens") > 0) & (pl.col("prefill_tokens") == 0))
+        steps = pl.col("repeats").fill_null(1).sum()
+        self._parts.append(decodes.group_by(tokens="scheduled_tokens").agg(steps=steps))
+
+    def between(self, least: int, most: int) -> int | None:
+        """Steps with so many tokens; None where no step was recorded."""
+        if not self._parts:
+            return None
+        rows = pl.concat(self._parts).filter(pl.col("tokens").is_between(least, most))
+        return int(rows["steps"].sum())
+
+
+def measure(
+    facts: Facts,
+    configured: Sequence[int],
+    captured: pl.DataFrame,
+    ran: pl.DataFrame,
+    decodes: DecodeSteps,
+) -> CaptureSizes | None:
+    """What the batches that ``ran`` would have asked for; None where nothing was captured, or
+    nothing ran. Where no capture was recorded, the ``configured`` sizes are today's."""
+    today = sorted(set(sizes(captured)["num_tokens"].to_list())) or list(configured)
+    if not today:
+        return None
+    every = (
+        executions.observed(ran)
+        .filter(pl.col("in_graph") | (pl.col("unpadded_tokens") > today[-1]))
+        .group_by(tokens="unpadded_tokens")
+        .agg(pl.col("executions").sum())
+        .sort("tokens")
+    )
+    batches = [(tokens, times) for tokens, times in every.iter_rows() if tokens]
+    if not batches:
+        return None
+    step = 1 + (facts.scheduler.speculative_tokens or 0)
+    seqs, limit = facts.scheduler.max_num_seqs, facts.scheduler.max_num_batched_tokens
+    decode = None if seqs is None else seqs * step
+    largest = max(today[-1], decode or 0)
+    fits = _fit(today, batches)
+    rules = _Rules(step, decode or 0, min(largest, limit or largest))
+    as_many = _chosen(batches, rules, len(today))
+    now = _Rules(step, decode or 0, min(today[-1], limit or today[-1]))
+    fewest = _chosen(batches, now, len(today), enough=fits.padding)
+    return CaptureSizes(
+        executions=sum(times for _, times in batches),
+        tokens=sum(tokens * times for tokens, times in batches),
+        step=step,
+        decode_tokens=decode,
+        largest_tokens=rules.largest,
+        off_step=tuple(size for size in today if size % step),
+        for_coverage=_for_coverage(batches, today[-1], step),
+        today=fits,
+        least_padding=None if as_many is None else _fit(as_many, batches),
+        fewest=None if fewest is None else _fit(fewest, batches),
+        decode_gap=_decode_gap(captured, ran, decodes, rules),
+    )
+
+
+def _for_coverage(batches: Sequence[tuple[int, int]], largest: int, step: int) -> int | None:
+    reached = of_time([(float(tokens), times) for tokens, times in batches], 90)
+    if reached is None or reached <= largest:
+        return None
+    unit = math.lcm(16, step)
+    return math.ceil(reached / unit) * unit
+
+
+_NARROW = 8
+"""Batches differ by an eighth at most where one size is to hold them."""
+
+_Batches = Sequence[tuple[int, int]]
+"""How many executions had so many tokens, by tokens."""
+
+
+def _fit(sizes: Sequence[int], batches: _Batches) -> Fit:
+    covered = [(tokens, times) for tokens, times in batches if tokens <= sizes[-1]]
+    computed = sum(sizes[bisect_left(sizes, tokens)] * times for tokens, times in covered)
+    executed, tokens = _added(covered)
+    all_executed, all_tokens = _added(batches)
+    return Fit(
+        sizes=tuple(sizes),
+        executions=executed,
+        execution_share=executed / all_executed,
+        tokens=tokens,
+        token_share=tokens / all_tokens,
+        padding=computed - tokens,
+        padding_share=(computed - tokens) / computed if computed else 0.0,
+    )
+
+
+def _added(batches: _Batches) -> tuple[int, int]:
+    return sum(times for _, times in batches), sum(tokens * times for tokens, times in batches)
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """Sizes are multiples of ``step``; batches up to ``largest`` tokens are to be covered; no
+    batch up to ``decode`` tokens may be padded beyond: vLLM captures no FULL graph there."""
+
+    step: int
+    decode: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The best that so many sizes can do."""
+
+    padding: int
+    sizes: tuple[int, ...]
+
+
+def _chosen(
+    batches: _Batches, rules: _Rules, most: int, *, enough: int | None = None
+) -> tuple[int, ...] | None:
+    """The fewest sizes, ``most`` at most, that pad no more than ``enough`` tokens, or where it is
+    not given as little as possible; None where they cannot, or there is nothing to cover."""
+    points = _points(batches, rules)
+    small = _best([point for point in points if point[0] <= rules.decode], most)
+    large = _best([point for point in points if point[0] > rules.decode], most)
+    best: _Choice | None = None
+    for count in range(1, most + 1):
+        for few in range(count + 1):
+            ours, theirs = small.get(few), large.get(count - few)
+            if ours is None or theirs is None:
+                continue
+            padding = ours.padding + theirs.padding
+            if best is None or padding < best.padding:
+                best = _Choice(padding, ours.sizes + theirs.sizes)
+        if best is not None and best.padding <= (enough or 0):
+            break
+    if best is None or not best.sizes or (enough is not None and best.padding > enough):
+        return None
+    return best.sizes
+
+
+def _points(batches: _Batches, rules: _Rules) -> list[tuple[int, int, int]]:
+    """The sizes that can be best, with the executions and tokens that they fit closest. A size
+    between two of them only pads the batches below it more than the lower one would."""
+    points: dict[int, tuple[int, int]] = {}
+    for tokens, times in batches:
+        if tokens <= rules.largest:
+            size = -(-tokens // rules.step) * rules.step
+            executed, computed = points.get(size, (0, 0))
+            points[size] = executed + times, computed + tokens * times
+    return [(size, *of_size) for size, of_size in sorted(points.items())]
+
+
+def _best(points: Sequence[tuple[int, int, int]], most: int) -> dict[int, _Choice]:
+    """For each number of sizes up to ``most``, the choice with the least padding.
+
+    Dynamic programming: the least padding of the first j points with k sizes, the last of which
+    is point j, is the minimum over i < j of that of the first i with k - 1 sizes, and
+    ``size[j] * (executions i to j) - (tokens i to j)``. For each k that is a minimum of lines at
+    growing positions, which a queue of the lines' lower envelope gives in linear time (the convex
+    hull trick; slopes fall, as executions are positive).
+    """
+    if not points:
+        return {0: _Choice(0, ())}
+    executed, tokens = [0], [0]
+    for _, times, computed in points:
+        executed.append(executed[-1] + times)
+        tokens.append(tokens[-1] + computed)
+    every = range(1, len(points) + 1)
+    least = sum(size * times - computed for size, times, computed in points)
+    padding: dict[int, int] = {0: 0}
+    parents: list[dict[int, int]] = []
+    found: dict[int, _Choice] = {}
+    for count in range(1, min(most, len(points)) + 1):
+        lines: deque[tuple[int, int, int]] = deque()
+        now: dict[int, int] = {}
+        before: dict[int, int] = {}
+        for j in every:
+            if j - 1 in padding:
+                _add_line(lines, (-executed[j - 1], padding[j - 1] + tokens[j - 1], j - 1))
+            if not lines:
+                continue
+            size = points[j - 1][0]
+            while len(lines) > 1 and _at(lines[1], size) <= _at(lines[0], size):
+                lines.popleft()
+            now[j] = size * executed[j] - tokens[j] + _at(lines[0], size)
+            before[j] = lines[0][2]
+        parents.append(before)
+        padding = now
+        found[count] = _Choice(now[len(points)], _traced(points, parents))
+        if now[len(points)] == least:
+            break
+    return found
+
+
+def _at(line: tuple[int, int, int], position: int) -> int:
+    return line[0] * position + line[1]
+
+
+def _add_line(lines: deque[tuple[int, int, int]], line: tuple[int, int, int]) -> None:
+    """Add a line with a lower slope than all before, and take out those that it leaves without a
+    position where they are lowest."""
+    while len(lines) > 1:
+        (slope_a, begin_a, _), (slope_b, begin_b, _) = lines[-2], lines[-1]
+        # Where line meets a is no later than where b does.
+        if (line[1] - begin_a) * (slope_a - slope_b) > (begin_b - begin_a) * (slope_a - line[0]):
+            break
+        lines.pop()
+    lines.append(line)
+
+
+def _traced(
+    points: Sequence[tuple[int, int, int]], parents: Sequence[dict[int, int]]
+) -> tuple[int, ...]:
+    """The sizes of the best choice, from the last one back."""
+    chosen: list[int] = []
+    j = len(points)
+    for before in reversed(parents):
+        chosen.append(points[j - 1][0])
+        j = before[j]
+    return tuple(reversed(chosen))
+
+
+def _decode_gap(
+    captured: pl.DataFrame, ran: pl.DataFrame, decodes: DecodeSteps, rules: _Rules
+) -> DecodeGap | None:
+    """By vLLM 0.32 (CudagraphDispatcher.initialize_cudagraph_keys and, for the model runner V2,
+    CudaGraphManager._init_candidates): where decodes have FULL graphs of their own, one is
+    captured of each size up to max_num_seqs x (1 + speculative tokens)."""
+    for_decodes = kept(captured).filter(
+        MODEL & (pl.col("runtime_mode") == "FULL") & (pl.col("uniform") > 0)
+    )
+    largest = for_decodes["num_tokens"].max()
+    most = min(rules.decode, rules.largest) // rules.step * rules.step
+    if not isinstance(largest, int) or largest >= most:
+        return None
+    first = (largest // rules.step + 1) * rules.step
+    tokens, is_full = pl.col("unpadded_tokens"), pl.col("runtime_mode") == "FULL"
+    rows = executions.observed(ran).filter(
+        tokens.is_between(first, most) & (tokens % rules.step == 0) & ~is_full
+    )
+    if not rows.height:
+        return None
+    by_mode = (
+        rows.group_by(mode=pl.when("in_graph").then("runtime_mode").otherwise(pl.lit(NONE)))
+        .agg(pl.col("executions").sum())
+        .sort("executions", "mode")
+    )
+    return DecodeGap(
+        add=most if _NARROW * (most - first) <= most else None,
+        from_tokens=first,
+        to_tokens=most,
+        executions=int(rows["executions"].sum()),
+        ran=by_mode["mode"][-1],
+        decode_steps=decodes.between(first, most),
+    )

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which graphs were captured, when, and for what?"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from analysis.tables.session import Session
+
+TABLE = "cuda_graph_captures"
+
+MODEL = pl.col("part").fill_null("model") == "model"
+"""Of the model itself, and not of a drafter or an encoder."""
+
+
+def read(session: Session) -> pl.DataFrame:
+    """Every capture, in the order in which they were made; there are some hundreds.
+
+    Raises:
+        SessionError: the table cannot be read.
+
+    """
+    return session.collect(TABLE, lambda table: table, history=True).sort("capture_time_sec")
+
+
+def kept(captures: pl.DataFrame) -> pl.DataFrame:
+    """Those that were made to be used; start-up makes others to estimate memory, and throws them
+    away."""
+    return captures.filter(pl.col("kind") != "profiling")
+
+
+def sizes(captures: pl.DataFrame) -> pl.DataFrame:
+    """The sizes in tokens that each ``worker`` can run the model at, as ``num_tokens``."""
+    of_model = kept(captures).filter(MODEL).select("worker", "num_tokens")
+    return of_model.drop_nulls().unique().sort("worker", "num_tokens")

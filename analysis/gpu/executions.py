@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What did the model execute: which batches, in which mode, how often?
+
+The timeline has a row an execution, and there can be tens of millions; batches of the same
+descriptor and size are alike for every question, so they are added up in one pass.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from analysis.tables.schema import TABLES
+from analysis.tables.session import Session
+
+TABLE = "cuda_graph_timeline"
+
+DESCRIPTOR = ("runtime_mode", "num_tokens", "num_reqs", "uniform", "has_lora")
+"""What vLLM knows a graph by; ``num_tokens`` are padded."""
+
+NONE = "NONE"
+"""The mode of an execution without a graph."""
+
+_PARTS = 64
+"""So many pieces of the table are held, added up, before they are made one."""
+
+
+def read(session: Session) -> pl.DataFrame:
+    """Executions that are alike, as one row each, those in the warm-up included.
+
+    Columns: those of ``DESCRIPTOR``, ``worker``, ``unpadded_tokens``, ``dummy``, ``in_window``
+    (not in the warm-up), ``in_graph`` (a graph was replayed), ``executions``, ``launch_us`` (sum),
+    and ``gpu_us`` (sum) of ``gpu_timed`` executions.
+
+    Raises:
+        SessionError: the table cannot be read.
+
+    """
+    columns = TABLES[TABLE].columns
+    parts = [_added_up(pl.DataFrame(schema=columns), session.begin_sec)]
+    for batch in session.batches(TABLE, list(columns), history=True):
+        parts.append(_added_up(batch, session.begin_sec))
+        if len(parts) == _PARTS:
+            parts = [_merged(parts)]
+    return _merged(parts)
+
+
+def _added_up(rows: pl.DataFrame, begin_sec: float) -> pl.DataFrame:
+    return (
+        rows.lazy()
+        .group_by(
+            *DESCRIPTOR,
+            "worker",
+            "unpadded_tokens",
+            dummy=pl.col("dummy") > 0,
+            in_window=pl.col("timestamp_sec") >= begin_sec,
+            # A table without the count can only be believed.
+            in_graph=(pl.col("runtime_mode") != NONE) & (pl.col("num_graphs").fill_null(1) > 0),
+        )
+        .agg(
+            executions=pl.len().cast(pl.Int64),
+            launch_us=pl.col("launch_us").sum(),
+            gpu_us=pl.col("gpu_us").sum(),
+            gpu_timed=pl.col("gpu_us").count().cast(pl.Int64),
+        )
+        .collect()
+    )
+
+
+def _merged(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    added = ("executions", "launch_us", "gpu_us", "gpu_timed")
+    return pl.concat(parts).group_by(pl.exclude(*added)).agg(pl.col(*added).sum())
+
+
+def observed(executions: pl.DataFrame) -> pl.DataFrame:
+    """The executions that served requests, after the warm-up."""
+    return executions.filter(~pl.col("dummy") & pl.col("in_window"))

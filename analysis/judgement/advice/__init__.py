@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which setting would serve this load better, and what says so?
+
+Each rule looks at the summary and gives one piece of advice or none. They stand in the order in
+which they matter. Of two that would move the same setting the first one counts, so that no two
+contradict each other; and a flag is named only if the release that ran has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from analysis.judgement.advice import blocks, graphs, pool, traffic, waiting
+from analysis.judgement.advice.terms import Advice
+
+if TYPE_CHECKING:
+    from analysis.summary import Summary
+
+__all__ = ["Advice", "advise"]
+
+RULES: tuple[Callable[[Summary], Advice | None], ...] = (
+    pool.can_never_run,
+    pool.preempts_itself,
+    graphs.overcommitted,
+    pool.more_blocks,
+    graphs.none_asked_for,
+    blocks.prefix_caching,
+    blocks.block_size,
+    blocks.fragmentation,
+    traffic.same_engine,
+    traffic.one_first,
+    graphs.decodes_without_full_graphs,
+    graphs.larger_graphs,
+    waiting.more_requests_at_once,
+    waiting.larger_steps,
+    waiting.more_adapters,
+    waiting.whole_prompts,
+    graphs.less_padding,
+    graphs.unused_graphs,
+    graphs.overestimated,
+    traffic.sweepers,
+    traffic.what_varies_last,
+    pool.larger_than_needed,
+)
+
+
+def advise(summary: Summary, *, doubtful: bool = False) -> tuple[Advice, ...]:
+    """The advice that this session supports, the most important first; often there is none.
+
+    Nothing is sure where the session's tables do not fit each other (``doubtful``).
+    """
+    given: dict[str, Advice] = {}
+    for rule in RULES:
+        advice = rule(summary)
+        if advice is not None and advice.about not in given:
+            given[advice.about] = _without_unknown_flag(advice, summary)
+    if doubtful:
+        return tuple(replace(advice, confidence="low") for advice in given.values())
+    return tuple(given.values())
+
+
+def _without_unknown_flag(advice: Advice, summary: Summary) -> Advice:
+    if advice.flag is None or advice.flag.removeprefix("--") in summary.facts.settings:
+        return advice
+    return replace(advice, flag=None, value=None)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do requests wait for something that a setting gives?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.judgement.advice.terms import (
+    MOST,
+    MUCH,
+    OVER_USED_PCT,
+    ROOM_PCT,
+    Advice,
+    waited_for,
+    waits,
+)
+from analysis.wording.formats import share
+
+if TYPE_CHECKING:
+    from analysis.summary import Summary
+
+
+def more_requests_at_once(summary: Summary) -> Advice | None:
+    """Requests waited because as many ran as may, while the pool had room."""
+    usage, most = summary.usage.combined, summary.facts.scheduler.max_num_seqs
+    waited = waited_for(summary, "max_num_seqs")
+    if usage is None or most is None or waited < MOST or not waits(summary):
+        return None
+    if summary.preemptions.count or usage.peak_pct >= ROOM_PCT:
+        return None
+    if (summary.misses.recomputed_share or 0.0) >= MUCH:
+        # More requests at once would evict more of what is asked for again.
+        return None
+    factor = min(2.0, ROOM_PCT / max(usage.peak_pct, 1.0))
+    value = max(most + 1, int(most * factor) // 8 * 8)
+    return Advice(
+        about="requests at once",
+        says="Let more requests run at once.",
+        flag="--max-num-seqs",
+        value=f"{value}",
+        evidence=(
+            f"{share(waited)} of all waiting was for a place among {most:,} running requests",
+            f"the pool was never fuller than {usage.peak_pct:.1f} %",
+        ),
+        expect="Shorter queues; each token may take a little longer.",
+        confidence="medium",
+    )
+
+
+def larger_steps(summary: Summary) -> Advice | None:
+    """Requests waited because the tokens of a step were all given out."""
+    usage, most = summary.usage.combined, summary.facts.scheduler.max_num_batched_tokens
+    waited = waited_for(summary, "token_budget")
+    if usage is None or most is None or waited < MOST or not waits(summary):
+        return None
+    if summary.preemptions.count or usage.peak_pct >= OVER_USED_PCT:
+        return None
+    return Advice(
+        about="step size",
+        says="Let a step compute more tokens.",
+        flag="--max-num-batched-tokens",
+        value=f"{2 * most}",
+        evidence=(
+            f"{share(waited)} of all waiting was for tokens: a step computes {most:,} at most",
+            f"the pool was never fuller than {usage.peak_pct:.1f} %",
+        ),
+        expect=(
+            "Prompts start earlier; steps with long prompts take longer, which those that are "
+            "decoding feel, and activations take more memory."
+        ),
+        confidence="low",
+    )
+
+
+def more_adapters(summary: Summary) -> Advice | None:
+    """Requests waited for their adapter."""
+    most, waited = summary.facts.scheduler.max_loras, waited_for(summary, "lora")
+    if most is None or waited < MOST or not waits(summary):
+        return None
+    return Advice(
+        about="adapters",
+        says="Let more LoRA adapters run at once.",
+        flag="--max-loras",
+        value=f"{2 * most}",
+        evidence=(f"{share(waited)} of all waiting was for a place among {most:,} adapters",),
+        expect="Shorter queues; each adapter takes memory from the KV cache.",
+        confidence="medium",
+    )
+
+
+def whole_prompts(summary: Summary) -> Advice | None:
+    """Prompts waited because they are not cut up."""
+    waited = waited_for(summary, "no_chunking")
+    if waited < MOST or not waits(summary):
+        return None
+    return Advice(
+        about="chunks",
+        says="Let long prompts be computed in chunks.",
+        flag="--enable-chunked-prefill",
+        value="",
+        evidence=(f"{share(waited)} of all waiting was of prompts longer than was left of a step",),
+        expect="They start with what is left of the step.",
+        confidence="medium",
+    )

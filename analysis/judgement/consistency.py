@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do the tables of a complete session fit each other?
+
+Where one was removed or cut, figures that rest on it would be wrong and look right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.tables.schema import TABLES
+
+if TYPE_CHECKING:
+    from analysis.summary import Summary
+
+
+def contradictions(summary: Summary) -> tuple[str, ...]:
+    """One sentence for each pair of tables that do not fit, and one where fewer bytes are there
+    than were written; none for a session that is not complete, whose tables need not reach
+    equally far."""
+    return tuple(_found(summary)) if summary.session.state == "complete" else ()
+
+
+def _found(summary: Summary) -> Iterator[str]:
+    written, there = summary.cost.table_bytes or 0, _table_bytes(Path(summary.session.directory))
+    if there < written:
+        yield (
+            f"metadata.json tells of {written:,} bytes of tables, and {there:,} are there: tables "
+            "are missing or not whole"
+        )
+    moved, evicted, requests = summary.allocations, summary.evictions, summary.requests
+    told, by_reason = moved.allocated.evicted_blocks, evicted.by_reason
+    rows = by_reason["reallocated"].blocks if "reallocated" in by_reason else 0
+    if told != rows:
+        yield (
+            f"kv_cache_allocations.csv tells of {told:,} blocks that gave way to others, "
+            f"kv_cache_evictions.csv of {rows:,}: one of them is not whole"
+        )
+    if summary.usage.combined is None and (moved.allocated.blocks or rows):
+        yield "kv_cache_usage.csv is missing, though blocks were held"
+    admitted = summary.misses.requests
+    # After a warm-up, those that are admitted may all have come before.
+    if admitted and not requests.ended and not summary.session.begin_sec:
+        yield (
+            f"requests.jsonl is missing or empty, though {admitted:,} requests were admitted: what "
+            "was asked for is not known"
+        )
+    served = requests.ended - requests.aborted
+    looked_up = admitted + summary.prefix_cache.skipped.lookups
+    if summary.facts.prefix_caching and served > looked_up:
+        yield (
+            f"requests.jsonl tells of {served:,} requests that were served, and "
+            f"prefix_cache_lookups.csv of {looked_up:,} that were admitted: one is not whole"
+        )
+    if served and not summary.preemptions.steps:
+        yield "scheduler_steps.csv is missing, though requests were served"
+    graphs, ledger = summary.cuda_graphs, summary.graph_ledger
+    if graphs.in_graphs and (ledger is None or not ledger.replays):
+        yield (
+            f"cuda_graph_timeline.csv tells of {graphs.in_graphs:,} executions in graphs, and "
+            "cuda_graph_usage.csv of no replay: it is not whole"
+        )
+
+
+def _table_bytes(folder: Path) -> int:
+    files = (folder / table.file for table in TABLES.values())
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -1,0 +1,587 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which figures can sessions be compared and checked by, and which way is better?
+
+One flat, ordered catalogue. A measure has a direction only where, for the same requests on the
+same model, more or less of it is better whatever else changes. So usage has none (a full pool is
+well used until requests wait), and neither have rates over time and lifetimes: an engine that is
+twice as fast evicts twice as much a second, from blocks that live half as long.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from analysis.errors import RuleError
+from analysis.pool.lifetimes import Spread
+from analysis.pool.usage import Bands, PoolUsage
+from analysis.requests.scheduling import Counted, Scheduling
+from analysis.summary import Summary
+
+Better = Literal["higher", "lower"]
+
+_NO_ROOM = ("no_blocks", "whole_prompt", "watermark", "blocks")
+"""Reasons of ``analysis.requests.waiting`` for which more blocks would have admitted the request."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A named figure of a session.
+
+    ``unit``: ``share`` is from 0 to 1, ``%`` from 0 to 100, ``s`` seconds; else what is counted.
+    ``says``: what it is, in a sentence. ``better``: which way is better, None where neither is.
+    """
+
+    name: str
+    unit: str
+    says: str
+    better: Better | None
+    read: Callable[[Summary], float | None]
+
+    def of(self, found: Summary) -> float | None:
+        """The figure; None where the session has none, or none that is a number."""
+        value = self.read(found)
+        return value if value is None or math.isfinite(value) else None
+
+
+def _usage(read: Callable[[PoolUsage], float | None]) -> Callable[[Summary], float | None]:
+    """A figure of all pools together."""
+    return lambda found: None if found.usage.combined is None else read(found.usage.combined)
+
+
+def _time_in(read: Callable[[Bands], float]) -> Callable[[Summary], float | None]:
+    return _usage(lambda usage: None if usage.bands is None else read(usage.bands))
+
+
+def _queued(read: Callable[[Spread], float | None]) -> Callable[[Summary], float | None]:
+    return lambda found: read(found.scheduling.queued)
+
+
+def _first_token(read: Callable[[Spread], float | None]) -> Callable[[Summary], float | None]:
+    return lambda found: read(found.scheduling.first_token)
+
+
+def _finish(read: Callable[[Spread], float | None]) -> Callable[[Summary], float | None]:
+    return lambda found: read(found.scheduling.finish)
+
+
+def _lifetime(read: Callable[[Spread], float | None]) -> Callable[[Summary], float | None]:
+    return lambda found: read(found.lifetimes.lifetime)
+
+
+def _idle(read: Callable[[Spread], float | None]) -> Callable[[Summary], float | None]:
+    return lambda found: read(found.lifetimes.idle)
+
+
+def _step(read: Callable[[Scheduling], Counted | None]) -> Callable[[Summary], float | None]:
+    """The mean of a figure of every step."""
+
+    def mean(found: Summary) -> float | None:
+        counted = read(found.scheduling)
+        return None if counted is None else counted.mean
+
+    return mean
+
+
+def _waiting_for_blocks(found: Summary) -> float:
+    reasons = found.waiting.by_reason
+    return sum(reasons[name].request_sec for name in _NO_ROOM if name in reasons)
+
+
+def _empty_slots(found: Summary) -> float | None:
+    return None if found.fragmentation is None else found.fragmentation.actual.at_end
+
+
+def _leaked_blocks(found: Summary) -> float | None:
+    return None if found.holders is None else found.holders.leaked_blocks
+
+
+def _observed_sec(found: Summary) -> float:
+    return found.session.duration_sec - found.session.begin_sec
+
+
+def _graphs_unused(found: Summary) -> float | None:
+    return None if found.graph_ledger is None else found.graph_ledger.unused.never.graphs
+
+
+def _evictions_reused(found: Summary) -> float:
+    return found.evictions.total.blocks - found.evictions.total.never_reused
+
+
+_PREFIX_CACHE = (
+    Measure(
+        "hit_rate",
+        "share",
+        "Prompt tokens found in the prefix cache, of all prompt tokens of admitted requests.",
+        "higher",
+        lambda found: found.prefix_cache.true.token_rate,
+    ),
+    Measure(
+        "request_hit_rate",
+        "share",
+        "Admitted requests that found any of their prompt in the prefix cache.",
+        "higher",
+        lambda found: found.prefix_cache.true.request_rate,
+    ),
+    Measure(
+        "vllm_hit_rate",
+        "share",
+        "The hit rate as vLLM's own counters have it, by the rule of its release.",
+        None,
+        lambda found: found.prefix_cache.vllm.token_rate,
+    ),
+    Measure(
+        "hit_rate_ceiling",
+        "share",
+        "The hit rate that these requests could have reached with a pool that never evicts.",
+        None,
+        lambda found: found.misses.ceiling,
+    ),
+    Measure(
+        "hit_tokens",
+        "tokens",
+        "Prompt tokens found in the prefix cache.",
+        None,
+        lambda found: found.prefix_cache.true.hit_tokens,
+    ),
+    Measure(
+        "recomputed_tokens",
+        "tokens",
+        "Prompt tokens computed again because they had been evicted.",
+        "lower",
+        lambda found: found.misses.recomputed_tokens,
+    ),
+    Measure(
+        "recomputed_share",
+        "share",
+        "These, of all prompt tokens that had to be computed.",
+        "lower",
+        lambda found: found.misses.recomputed_share,
+    ),
+)
+_LATENCY = (
+    Measure(
+        "queue_p50",
+        "s",
+        "From arrival to admission: median.",
+        "lower",
+        _queued(lambda spread: spread.p50_sec),
+    ),
+    Measure(
+        "queue_p95",
+        "s",
+        "From arrival to admission: 95th percentile.",
+        "lower",
+        _queued(lambda spread: spread.p95_sec),
+    ),
+    Measure(
+        "queue_p99",
+        "s",
+        "From arrival to admission: 99th percentile.",
+        "lower",
+        _queued(lambda spread: spread.p99_sec),
+    ),
+    Measure(
+        "first_token_p50",
+        "s",
+        "From arrival to the first token, as the engine saw it: median.",
+        "lower",
+        _first_token(lambda spread: spread.p50_sec),
+    ),
+    Measure(
+        "first_token_p95",
+        "s",
+        "From arrival to the first token: 95th percentile.",
+        "lower",
+        _first_token(lambda spread: spread.p95_sec),
+    ),
+    Measure(
+        "first_token_p99",
+        "s",
+        "From arrival to the first token: 99th percentile.",
+        "lower",
+        _first_token(lambda spread: spread.p99_sec),
+    ),
+    Measure(
+        "finish_p50",
+        "s",
+        "From arrival to the end: median.",
+        "lower",
+        _finish(lambda spread: spread.p50_sec),
+    ),
+    Measure(
+        "finish_p95",
+        "s",
+        "From arrival to the end: 95th percentile.",
+        "lower",
+        _finish(lambda spread: spread.p95_sec),
+    ),
+    Measure(
+        "waiting",
+        "request-s",
+        "Requests that waited, times the seconds that they did.",
+        "lower",
+        lambda found: found.waiting.request_sec,
+    ),
+    Measure(
+        "waiting_most",
+        "requests",
+        "The most that waited at once in an engine.",
+        "lower",
+        lambda found: found.waiting.most,
+    ),
+    Measure(
+        "waiting_for_blocks",
+        "request-s",
+        "Of waiting: because the pool had no blocks for the next request.",
+        "lower",
+        _waiting_for_blocks,
+    ),
+)
+_STEPS = (
+    Measure(
+        "steps",
+        "steps",
+        "Steps of the scheduler that scheduled tokens.",
+        None,
+        lambda found: found.scheduling.steps,
+    ),
+    Measure(
+        "step_requests_mean",
+        "requests",
+        "Requests in a step: mean.",
+        None,
+        _step(lambda scheduling: scheduling.requests),
+    ),
+    Measure(
+        "step_tokens_mean",
+        "tokens",
+        "Tokens in a step: mean.",
+        None,
+        _step(lambda scheduling: scheduling.tokens),
+    ),
+)
+_PREEMPTIONS = (
+    Measure(
+        "preemptions",
+        "times",
+        "How often a running request was thrown out to make room.",
+        "lower",
+        lambda found: found.preemptions.count,
+    ),
+    Measure(
+        "preempted_requests",
+        "requests",
+        "Requests that ended and had been preempted.",
+        "lower",
+        lambda found: found.requests.preempted,
+    ),
+    Measure(
+        "most_preemptions",
+        "times",
+        "How often the request was preempted that it happened to most.",
+        "lower",
+        lambda found: found.requests.most_preemptions,
+    ),
+    Measure(
+        "preemption_tokens",
+        "tokens",
+        "Tokens computed again because of preemptions.",
+        "lower",
+        lambda found: found.preemptions.recomputed_tokens,
+    ),
+    Measure(
+        "preemption_tax",
+        "share",
+        "These, of all tokens that were computed.",
+        "lower",
+        lambda found: found.preemptions.tax,
+    ),
+    Measure(
+        "preemption_lost",
+        "s",
+        "From a preemption until the request had its blocks again: sum over all.",
+        "lower",
+        lambda found: found.preemptions.lost_sec,
+    ),
+)
+_USAGE = (
+    Measure(
+        "usage_mean",
+        "%",
+        "Usage: blocks held by requests, of all blocks; mean over time.",
+        None,
+        _usage(lambda usage: usage.mean_pct),
+    ),
+    Measure(
+        "usage_while_held",
+        "%",
+        "Mean usage over the time in which any block was held.",
+        None,
+        _usage(lambda usage: usage.mean_while_held_pct),
+    ),
+    Measure(
+        "usage_p50",
+        "%",
+        "Usage was at or below this for half of the time.",
+        None,
+        _usage(lambda usage: usage.p50_pct),
+    ),
+    Measure(
+        "usage_p95",
+        "%",
+        "Usage was at or below this for 95 % of the time.",
+        None,
+        _usage(lambda usage: usage.p95_pct),
+    ),
+    Measure("usage_peak", "%", "The highest usage.", None, _usage(lambda usage: usage.peak_pct)),
+    Measure(
+        "usage_under_40",
+        "share",
+        "The time with usage under 40 %.",
+        None,
+        _time_in(lambda bands: bands.under_40),
+    ),
+    Measure(
+        "usage_over_90",
+        "share",
+        "The time with usage over 90 %.",
+        None,
+        _time_in(lambda bands: bands.over_90),
+    ),
+    Measure(
+        "empty_slots",
+        "share",
+        "Slots of held blocks that hold no token, at the ends of the requests.",
+        "lower",
+        _empty_slots,
+    ),
+    Measure(
+        "leaked_blocks",
+        "blocks",
+        "Blocks held at the end by no request that lives.",
+        "lower",
+        _leaked_blocks,
+    ),
+)
+_EVICTIONS = (
+    Measure(
+        "evictions",
+        "blocks",
+        "Cached blocks that lost their content.",
+        "lower",
+        lambda found: found.evictions.total.blocks,
+    ),
+    Measure(
+        "evictions_reused",
+        "blocks",
+        "Of these, blocks that a request had found in the prefix cache before.",
+        "lower",
+        _evictions_reused,
+    ),
+    Measure(
+        "evictions_regretted",
+        "blocks",
+        "Of these, blocks whose content was asked for again.",
+        "lower",
+        lambda found: found.evictions.regretted.blocks,
+    ),
+    Measure(
+        "evictions_per_sec",
+        "blocks/s",
+        "Evictions by the length of the session.",
+        None,
+        lambda found: found.evictions.rate.mean_per_sec,
+    ),
+    Measure(
+        "evictions_peak",
+        "blocks/s",
+        "Evictions in the second with the most.",
+        None,
+        lambda found: found.evictions.rate.peak_per_sec,
+    ),
+    Measure(
+        "lifetime_mean",
+        "s",
+        "Allocation to eviction of the evicted blocks: mean.",
+        None,
+        _lifetime(lambda spread: spread.mean_sec),
+    ),
+    Measure(
+        "lifetime_p50",
+        "s",
+        "Allocation to eviction: median.",
+        None,
+        _lifetime(lambda spread: spread.p50_sec),
+    ),
+    Measure(
+        "lifetime_p95",
+        "s",
+        "Allocation to eviction: 95th percentile.",
+        None,
+        _lifetime(lambda spread: spread.p95_sec),
+    ),
+    Measure(
+        "idle_p50",
+        "s",
+        "Last use to eviction of the evicted blocks: median.",
+        None,
+        _idle(lambda spread: spread.p50_sec),
+    ),
+    Measure(
+        "idle_p95",
+        "s",
+        "Last use to eviction: 95th percentile.",
+        None,
+        _idle(lambda spread: spread.p95_sec),
+    ),
+    Measure(
+        "blocks_allocated",
+        "blocks",
+        "Blocks handed out.",
+        None,
+        lambda found: found.allocations.allocated.blocks,
+    ),
+    Measure(
+        "blocks_reused",
+        "blocks",
+        "Blocks that a prefix hit took up again or shared.",
+        None,
+        lambda found: found.allocations.reused.blocks,
+    ),
+    Measure(
+        "resets",
+        "times",
+        "How often the prefix cache was dropped.",
+        None,
+        lambda found: found.allocations.resets,
+    ),
+)
+_REQUESTS = (
+    Measure(
+        "requests", "requests", "Requests that ended.", None, lambda found: found.requests.ended
+    ),
+    Measure(
+        "input_tokens",
+        "tokens",
+        "Prompt tokens of the requests that ended.",
+        None,
+        lambda found: found.requests.input_tokens,
+    ),
+    Measure(
+        "output_tokens",
+        "tokens",
+        "Generated tokens of the requests that ended.",
+        None,
+        lambda found: found.requests.output_tokens,
+    ),
+    Measure(
+        "aborted",
+        "requests",
+        "Requests that were aborted.",
+        "lower",
+        lambda found: found.requests.aborted,
+    ),
+    Measure(
+        "aborted_tokens",
+        "tokens",
+        "Tokens computed for requests that were aborted.",
+        "lower",
+        lambda found: found.requests.aborted_computed_tokens,
+    ),
+    Measure(
+        "never_admitted",
+        "requests",
+        "Requests that were looked up and never admitted.",
+        "lower",
+        lambda found: found.admission.never_admitted,
+    ),
+    Measure(
+        "too_large",
+        "requests",
+        "Requests that can never run: they need more blocks than the pool has.",
+        "lower",
+        lambda found: found.admission.too_large,
+    ),
+    Measure("duration", "s", "From the end of the warm-up to the last event.", None, _observed_sec),
+)
+_GPU = (
+    Measure(
+        "graph_coverage",
+        "share",
+        "Executions that ran in a CUDA graph, dummy ones left out.",
+        "higher",
+        lambda found: found.cuda_graphs.execution_share,
+    ),
+    Measure(
+        "graphed_tokens",
+        "share",
+        "Tokens that were computed in a CUDA graph, without padding, of all tokens.",
+        "higher",
+        lambda found: found.cuda_graphs.token_share,
+    ),
+    Measure(
+        "graph_padding",
+        "share",
+        "Padding, of all tokens that CUDA graphs computed.",
+        None,
+        lambda found: found.cuda_graphs.padding.share,
+    ),
+    Measure(
+        "graphs_unused",
+        "graphs",
+        "CUDA graphs that were captured and never replayed.",
+        "lower",
+        _graphs_unused,
+    ),
+    Measure(
+        "graph_memory",
+        "bytes",
+        "GPU memory that capturing CUDA graphs took, on the worker where it took most.",
+        None,
+        lambda found: None if found.graph_ledger is None else found.graph_ledger.total.memory_bytes,
+    ),
+    Measure(
+        "gpu_memory_peak",
+        "bytes",
+        "The most memory in use on a GPU, of all processes.",
+        None,
+        lambda found: max((gpu.peak_used_bytes for gpu in found.memory.gpus), default=None),
+    ),
+)
+CATALOGUE: tuple[Measure, ...] = (
+    *_PREFIX_CACHE,
+    *_LATENCY,
+    *_STEPS,
+    *_PREEMPTIONS,
+    *_USAGE,
+    *_EVICTIONS,
+    *_REQUESTS,
+    *_GPU,
+)
+
+_BY_NAME = {measure.name: measure for measure in CATALOGUE}
+
+
+def named(name: str) -> Measure:
+    """The measure of this name.
+
+    Raises:
+        RuleError: there is none; the text names those that are meant, perhaps.
+
+    """
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    near = difflib.get_close_matches(name, _BY_NAME, n=3, cutoff=0.5)
+    perhaps = f"; perhaps {' or '.join(near)}" if near else ""
+    raise RuleError(
+        f"there is no measure {name!r}{perhaps}; 'profilemate check --list' lists them all"
+    )
+
+
+def of(found: Summary) -> Mapping[str, float | None]:
+    """Every measure of the session by its name, in the catalogue's order."""
+    return {measure.name: measure.of(found) for measure in CATALOGUE}

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why did the prefix cache miss?
+
+Every full block of an admitted request's prompt that was not found gets one reason, by what was
+known of its content when the request was looked up:
+
+``last token``
+    The block ends the prompt. vLLM always computes the last token, so it cannot be found.
+``speculation``
+    It was found, and given up again: speculative decoding with a draft head computes the last
+    block of a hit anew.
+``not yet cached``
+    A running request with the same prefix had not computed it yet.
+``capacity``
+    It had been cached, and its last copy had been evicted.
+``held back``
+    It was cached, and another KV cache group lacked it.
+``behind``
+    It was cached, and a block before it was not, so it could not be reached.
+``other rank``
+    This engine never had it; another data-parallel rank's cache held it.
+``compulsory``
+    No request had computed it before.
+``unknown``
+    The request had not ended when the session did, so its contents are not told.
+
+With one KV cache group of full attention these are exact: a running request holds what it has
+computed, so a block that is missed while it is in its prefill is one that it has not computed
+yet; and what it has computed stays cached until the eviction that leaves no copy. With several
+groups they speak of the first group of full attention, and a hit ends where another one lacks
+what it needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from analysis.prefix.prompts import ENGINES, KEY, Prompts
+
+REASONS = (
+    "compulsory",
+    "capacity",
+    "not yet cached",
+    "held back",
+    "behind",
+    "other rank",
+    "last token",
+    "speculation",
+    "unknown",
+)
+REASON = pl.Enum(REASONS)
+
+EVICTION_COLUMNS = (
+    "timestamp_sec",
+    "content_id",
+    "copies_left",
+    "evicting_request",
+    "engine",
+    "group",
+)
+
+
+@dataclass
+class Evicted:
+    """The evictions, seen so far, of ``wanted`` contents and of which no copy was left.
+
+    ``eviction`` is a row's number in kv_cache_evictions.csv, from 0.
+    """
+
+    wanted: pl.Series
+    parts: list[pl.DataFrame] = field(default_factory=list)
+    seen: int = 0
+
+    def add(self, batch: pl.DataFrame) -> None:
+        self.parts.append(
+            batch.with_row_index("eviction", offset=self.seen)
+            .lazy()
+            .filter(
+                # A join would first copy the rows that it looks up, with their text.
+                (pl.col("copies_left").fill_null(0) == 0)
+                & pl.col("content_id").is_in(self.wanted.implode())
+            )
+            .select(
+                "eviction",
+                key=KEY,
+                evicted_sec="timestamp_sec",
+                evicting_request=pl.col("evicting_request").cast(pl.Categorical),
+                group=pl.col("group").fill_null(0).cast(pl.Int32),
+            )
+            .collect()
+        )
+        self.seen += batch.height
+
+    def result(self) -> pl.DataFrame:
+        empty = pl.DataFrame(
+            schema={
+                "eviction": pl.UInt32,
+                "key": pl.Int64,
+                "evicted_sec": pl.Float64,
+                "evicting_request": pl.Categorical,
+                "group": pl.Int32,
+            }
+        )
+        return pl.concat([empty, *self.parts])
+
+
+def missed(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
+    """The missed blocks whose content some other request has, too, of lookups in the window, by
+    time.
+
+    All other missed blocks are ``compulsory``; those that end their prompt are ``last token``.
+    Neither are here: ``Prompts.asked`` tells how many there are.
+
+    Columns: ``lookup``, ``timestamp_sec``, ``index``, ``key``, ``piece`` (the key of the piece that
+    it belongs to), ``first`` (the first one that this lookup missed); and of the requests with this
+    content that began to run before, on the same engine: ``computing``, one that was still
+    computing it, and ``made_sec``, when it was last computed if none was.
+
+    Args:
+        prompts: of the session, with their contents.
+        pieces: what ``analysis.prefix.stretches.shared`` found.
+
+    """
+    asked = prompts.asked.filter("in_window").drop_nulls("request")
+    lookups = asked.select(
+        "order",
+        "lookup",
+        "timestamp_sec",
+        "first_missed",
+        beyond=pl.col("full_blocks") - pl.col("ends_prompt").cast(pl.Int64),
+    )
+    begin = pl.max_horizontal("index", "first_missed")
+    end = pl.min_horizontal(pl.col("index") + pl.col("blocks"), "beyond")
+    return (
+        _with_makers(_holders(pieces, prompts.runs))
+        .lazy()
+        .filter("in_prompt")
+        .join(lookups.lazy(), on="order")
+        .filter(begin < end)
+        .select(
+            "lookup",
+            "timestamp_sec",
+            "first_missed",
+            index=pl.int_ranges(begin, end, dtype=pl.UInt32),
+            row=pl.col("at") - pl.col("index"),
+            piece="key",
+            computing=pl.when(pl.col("latest_sec") > pl.col("timestamp_sec")).then("computing"),
+            made_sec=pl.when(pl.col("made_sec") > _NEVER).then("made_sec"),
+        )
+        .explode("index", empty_as_null=False)
+        .with_columns(row=pl.col("row") + pl.col("index"))
+        .select(
+            "lookup",
+            "timestamp_sec",
+            "index",
+            "piece",
+            "computing",
+            "made_sec",
+            key=pl.lit(prompts.contents["key"]).gather("row"),
+            first=pl.col("index") == pl.col("first_missed"),
+        )
+        .sort("timestamp_sec")
+        .collect()
+    )
+
+
+_NEVER = -1.0
+
+
+def _holders(pieces: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """The pieces in each run of the requests that have them: until when it was being computed
+    (``computing_sec``), and since when it was there (``made_sec``; null where that run did not get
+    so far)."""
+    first_token = pl.col("first_token_sec")
+    in_prefill = first_token.is_between("begin_sec", "end_sec") & pl.col("in_prompt")
+    return pieces.join(runs, on="request").select(
+        *("key", "order", "request", "index", "blocks", "at", "in_prompt"),
+        computing_sec=pl.when(in_prefill).then(first_token).otherwise("end_sec"),
+        made_sec=pl.when("made").then(
+            pl.when(in_prefill).then(first_token).when("last").then("end_sec")
+        ),
+    )
+
+
+def _with_makers(holders: pl.DataFrame) -> pl.DataFrame:
+    """The holders with what those before them come to: ``latest_sec``, until when the last of them
+    was computing it, and which one that was, ``computing``; ``made_sec``, since when the newest
+    was there."""
+    before = pl.col("key") == pl.col("key").shift(1)
+    return (
+        holders.sort("key", "order")
+        .with_columns(latest_sec=pl.col("computing_sec").cum_max().over("key"))
+        .with_columns(
+            computing=pl.when(pl.col("computing_sec") == pl.col("latest_sec"))
+            .then("request")
+            .forward_fill(),
+            made_sec=pl.col("made_sec").fill_null(_NEVER).cum_max().over("key"),
+        )
+        .with_columns(pl.when(before).then(pl.col("latest_sec", "computing", "made_sec").shift(1)))
+    )
+
+
+def wanted(blocks: pl.DataFrame) -> pl.Series:
+    """The content ids whose evictions decide why these blocks were missed."""
+    ids: pl.Series = blocks["key"] // ENGINES
+    return ids.unique()
+
+
+def classify(
+    blocks: pl.DataFrame,
+    prompts: Prompts,
+    pieces: pl.DataFrame,
+    evicted: pl.DataFrame,
+    *,
+    group: int = 0,
+    drops_hit_block: bool = False,
+) -> pl.DataFrame:
+    """The missed blocks with their ``reason``.
+
+    For ``capacity``: ``evicted_sec``, ``eviction`` (row number) and ``evicting_request`` of the
+    eviction that lost the content. For ``not yet cached``: ``computing``, the number of the
+    request that was computing it. For ``other rank``: ``rank``. For ``held back``:
+    ``lacking_group``, if an eviction tells it.
+
+    Args:
+        blocks: what ``missed`` found.
+        prompts: of the same session.
+        pieces: of its prompts.
+        evicted: what ``Evicted`` found for ``wanted(blocks)``.
+        group: the KV cache group that is spoken of.
+        drops_hit_block: speculative decoding gives the last block of a hit up again.
+
+    """
+    known = _with_loss(blocks, _of_group(evicted, group))
+    dropped = pl.lit(drops_hit_block) & pl.col("first") & (pl.col("index") > 0)
+    cached = pl.when("first").then(_said("held back")).otherwise(_said("behind"))
+    reason = (
+        pl.when(dropped)
+        .then(_said("speculation"))
+        .when(pl.col("computing").is_not_null())
+        .then(_said("not yet cached"))
+        .when(pl.col("evicted_sec").is_not_null())
+        .then(_said("capacity"))
+        .when(pl.col("made_sec").is_not_null())
+        .then(cached)
+        .when(pl.col("rank").is_not_null())
+        .then(_said("other rank"))
+        .otherwise(_said("compulsory"))
+    )
+    told = _with(known, _other_ranks(known, prompts, pieces, evicted, group))
+    return _with(told, _lacking_groups(known, evicted, group)).with_columns(reason=reason)
+
+
+def _said(reason: str) -> pl.Expr:
+    return pl.lit(reason, REASON)
+
+
+def _with(blocks: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    """The blocks with what is told of some of them, by ``lookup`` and ``index``."""
+    place = ["lookup", "index"]
+    if told.is_empty():
+        # One engine, one KV cache group: the usual case.
+        return blocks.with_columns(
+            pl.lit(None, kind).alias(name)
+            for name, kind in told.schema.items()
+            if name not in place
+        )
+    return blocks.join(told, on=place, how="left")
+
+
+def _of_group(evicted: pl.DataFrame, group: int) -> pl.DataFrame:
+    # Not copied where all are, as they usually are: there may be millions.
+    is_of_group = evicted["group"] == group
+    return evicted if is_of_group.all() else evicted.filter(is_of_group)
+
+
+def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:
+    """The blocks with the eviction that had lost each content since it was last computed."""
+    lost = evicted.select("key", "evicted_sec", "eviction", "evicting_request").sort("evicted_sec")
+    since = pl.col("made_sec").is_null() | (pl.col("evicted_sec") >= pl.col("made_sec"))
+    return (
+        blocks.sort("timestamp_sec")
+        .join_asof(
+            lost,
+            left_on="timestamp_sec",
+            right_on="evicted_sec",
+            by="key",
+            # What the request itself evicts comes after its lookup.
+            allow_exact_matches=False,
+            check_sortedness=False,
+        )
+        .with_columns(
+            pl.when(since).then(pl.col(name)).alias(name)
+            for name in ("evicted_sec", "eviction", "evicting_request")
+        )
+    )
+
+
+def _other_ranks(
+    blocks: pl.DataFrame,
+    prompts: Prompts,
+    pieces: pl.DataFrame,
+    evicted: pl.DataFrame,
+    group: int,
+) -> pl.DataFrame:
+    """The lowest rank whose cache held a block's content that this block's own engine lacked."""
+    found = [pl.DataFrame(schema={"lookup": pl.UInt32, "index": pl.UInt32, "rank": pl.Int64})]
+    ranks = prompts.asked["engine"].unique().sort().to_list()
+    if len(ranks) > 1:
+        holders = _holders(pieces, prompts.runs)
+        made = holders.select("made_sec", piece="key").drop_nulls().sort("made_sec")
+        lacking = blocks.filter(pl.col("made_sec").is_null()).drop("made_sec")
+        for rank in ranks:
+            there = (
+                lacking.filter(pl.col("key") % ENGINES != rank)
+                .select(
+                    "lookup",
+                    "index",
+                    "timestamp_sec",
+                    key=pl.col("key") // ENGINES * ENGINES + rank,
+                    piece=pl.col("piece") // ENGINES * ENGINES + rank,
+                )
+                .join_asof(
+                    made,
+                    left_on="timestamp_sec",
+                    right_on="made_sec",
+                    by="piece",
+                    check_sortedness=False,
+                )
+                .drop_nulls("made_sec")
+            )
+            left = _with_loss(there, evicted.filter(pl.col("group") == group))
+            found.append(
+                left.filter(pl.col("evicted_sec").is_null()).select(
+                    "lookup", "index", rank=pl.lit(rank, pl.Int64)
+                )
+            )
+    return pl.concat(found).unique(["lookup", "index"], keep="first", maintain_order=True)
+
+
+def _lacking_groups(blocks: pl.DataFrame, evicted: pl.DataFrame, group: int) -> pl.DataFrame:
+    """For cached blocks the other group that had lost the content since it was computed."""
+    others = (
+        evicted.filter(pl.col("group") != group)
+        .select("key", lost_sec="evicted_sec", lacking_group="group")
+        .sort("lost_sec")
+    )
+    return (
+        blocks.filter(pl.col("made_sec").is_not_null() & pl.col("evicted_sec").is_null())
+        .select("lookup", "index", "key", "timestamp_sec", "made_sec")
+        .join_asof(
+            others, left_on="timestamp_sec", right_on="lost_sec", by="key", check_sortedness=False
+        )
+        .filter(pl.col("lost_sec") >= pl.col("made_sec"))
+        .select("lookup", "index", "lacking_group")
+    )

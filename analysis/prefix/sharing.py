@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which prefixes do requests share, what did that save, and how much cache does it take?
+
+A prefix is told by the contents of its blocks. A *piece* is the longest run of blocks that the
+same requests have: prompts that share a system prompt and then part, some with the same document,
+have two pieces, and every token is counted in one of them.
+
+The *working set* is what a cache must hold so that whatever comes back within T seconds is found:
+the distinct contents of the requests that ran in the last T seconds (after P. J. Denning, "The
+Working Set Model for Program Behavior", 1968). A *round* is the time in which contents come back,
+the median of the reuse gaps. vLLM evicts what was let go longest ago, so when requests take turns
+and a round's working set is a little larger than the pool, everything is evicted just before it
+is asked for: the hit rate does not decline, it falls off a cliff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+from analysis.pool.lifetimes import Spread, spread
+from analysis.pool.usage import Usage, blocks_by_engine
+from analysis.prefix.prompts import ENGINES, Prompts
+from analysis.prefix.reuse import reuse_gaps, spans
+from analysis.tables.session import Session
+
+SHOWN = 10
+"""How many pieces are named."""
+
+WINDOWS_SEC = (1, 10, 60, 600, 3600)
+"""The working set is told for those of these times that are shorter than the session."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """``blocks`` from ``begin_token`` to ``end_token`` of the prompts of ``requests``.
+
+    ``content_id``: of the last block, which stands for the prompt up to there. ``found``: the
+    requests that found at least its first block in the cache; ``saved_tokens``: that they did not
+    have to compute.
+    """
+
+    content_id: int
+    engine: int
+    begin_token: int
+    end_token: int
+    blocks: int
+    requests: int
+    found: int
+    saved_tokens: int
+
+
+@dataclass(frozen=True)
+class WorkingSet:
+    """Distinct contents, in blocks of an engine's full attention, that were used in the last
+    ``window_sec``; all of the session where that is None.
+
+    ``mean_blocks`` is weighted by time; ``peak_blocks``: the most, first at ``peak_sec``.
+    ``pool_blocks``: what the engine's pool can hold, None where that is not known.
+    """
+
+    engine: int
+    window_sec: float | None
+    mean_blocks: float | None
+    peak_blocks: int
+    peak_sec: float | None
+    pool_blocks: int | None
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """``requests``: that were looked up, and whose contents are known; ``sharing``: those that
+    have a full block in common with another. ``contents``: distinct full blocks of all requests;
+    ``shared_contents``: those that several requests have.
+
+    ``gap``: of every block asked for that a request before had used, from the admission of that
+    request to this one; ``found_gap`` and ``missed_gap``: of those that were found in the cache
+    and those that were not. ``pieces``: those that saved most. ``working_sets``: by engine and
+    window. ``found_rounds`` and ``missed_rounds``: by engine, the working set of the median of
+    these gaps; empty where there is none.
+    """
+
+    requests: int
+    sharing: int
+    contents: int
+    shared_contents: int
+    gap: Spread
+    found_gap: Spread
+    missed_gap: Spread
+    pieces: tuple[Piece, ...]
+    working_sets: tuple[WorkingSet, ...]
+    found_rounds: tuple[WorkingSet, ...]
+    missed_rounds: tuple[WorkingSet, ...]
+
+
+def measure(session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage) -> Sharing:
+    """How contents were shared.
+
+    Args:
+        session: the session.
+        prompts: of the session.
+        uses: what ``analysis.prefix.reuse.shared`` found.
+        usage: of the session's pools.
+
+    """
+    asked = prompts.asked.filter("in_window").drop_nulls("request")
+    gaps = reuse_gaps(uses)
+    found, missed = (
+        spread(part["gap"]) for part in (gaps.filter("found"), gaps.filter(~pl.col("found")))
+    )
+    windows = [float(sec) for sec in WINDOWS_SEC if sec < session.end_sec - session.begin_sec]
+    used = _Used(session, prompts, uses, usage)
+    shared_contents = int(uses.unique("key")["blocks"].sum())
+    return Sharing(
+        requests=asked.height,
+        sharing=uses.join(asked, on="request", how="semi")["request"].n_unique(),
+        contents=int(used.alone["blocks"].sum()) + shared_contents,
+        shared_contents=shared_contents,
+        gap=spread(gaps["gap"]),
+        found_gap=found,
+        missed_gap=missed,
+        pieces=_pieces(uses, asked),
+        working_sets=tuple(used.working_sets([*windows, None])),
+        found_rounds=used.round(found),
+        missed_rounds=used.round(missed),
+    )
+
+
+def distinct(prompts: Prompts, uses: pl.DataFrame) -> dict[int, int]:
+    """How many different full blocks the requests of each engine have computed, in all."""
+    made = prompts.made.select("engine", "blocks")
+    engine = pl.col("key") % ENGINES
+    repeated = uses.filter(pl.col("key") == pl.col("key").shift(1)).select(
+        engine.alias("engine"), -pl.col("blocks")
+    )
+    return dict(
+        pl.concat([made, repeated]).group_by("engine").agg(pl.col("blocks").sum()).iter_rows()
+    )
+
+
+def _pieces(uses: pl.DataFrame, asked: pl.DataFrame) -> tuple[Piece, ...]:
+    sizes = asked.select("request", "block_size")
+    found = pl.col("found") & pl.col("block_size").is_not_null()
+    size = pl.col("block_size").max()
+    contents = (
+        uses.lazy()
+        .join(sizes.lazy(), on="request", how="left")
+        .group_by("key")
+        .agg(
+            pl.col("last_key", "blocks").first(),
+            index=pl.col("index").first().cast(pl.Int64),
+            requests=pl.len(),
+            first=pl.col("order").min(),
+            found=found.sum(),
+            size=size,
+        )
+        .drop_nulls("size")
+    )
+    # Requests that share a block share all before it: as many of them, with the same first one,
+    # are the same requests.
+    rows = (
+        contents.sort("index")
+        .group_by("first", "requests", maintain_order=True)
+        .agg(
+            pl.col("last_key").last(),
+            (pl.col("index") * pl.col("size")).first().alias("begin_token"),
+            ((pl.col("index") + pl.col("blocks")) * pl.col("size")).last().alias("end_token"),
+            pl.col("blocks").sum(),
+            pl.col("found").max(),
+            (pl.col("found") * pl.col("blocks") * pl.col("size")).sum().alias("saved_tokens"),
+        )
+        .with_columns(content_id=pl.col("last_key") // ENGINES, engine=pl.col("last_key") % ENGINES)
+        .sort(
+            "saved_tokens",
+            "requests",
+            "first",
+            "begin_token",
+            descending=[True, True, False, False],
+        )
+        .head(SHOWN)
+        .select(
+            "content_id",
+            "engine",
+            "begin_token",
+            "end_token",
+            "blocks",
+            "requests",
+            "found",
+            "saved_tokens",
+        )
+        .collect()
+    )
+    return tuple(Piece(**row) for row in rows.iter_rows(named=True))
+
+
+class _Used:
+    """Which contents were used from when to when: those of one request alone are counted by
+    request, those of several each."""
+
+    def __init__(
+        self, session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage
+    ) -> None:
+        self._begin, self._end = session.begin_sec, session.end_sec
+        self._pools = blocks_by_engine(usage)
+        shared = uses.group_by("request").agg(shared=pl.col("blocks").sum())
+        self.alone = (
+            prompts.made.join(shared, on="request", how="left")
+            .with_columns(pl.col("blocks") - pl.col("shared").fill_null(0))
+            .join(spans(prompts), on="request")
+        )
+        same = pl.col("key") == pl.col("key").shift(-1)
+        self._shared = uses.lazy().select(
+            "begin_sec",
+            "blocks",
+            engine=pl.col("key") % ENGINES,
+            before="latest_sec",
+            until=pl.max_horizontal("end_sec", "latest_sec"),
+            next=pl.when(same).then(pl.col("begin_sec").shift(-1)),
+        )
+
+    def working_sets(self, windows: list[float | None]) -> Iterator[WorkingSet]:
+        for engine in self.alone["engine"].unique().sort():
+            for window in windows:
+                yield self._working_set(engine, window)
+
+    def round(self, gap: Spread) -> tuple[WorkingSet, ...]:
+        return () if gap.p50_sec is None else tuple(self.working_sets([gap.p50_sec]))
+
+    def _working_set(self, engine: int, window: float | None) -> WorkingSet:
+        """The level of a counter that rises when a content comes into use and falls ``window``
+        after it was last used."""
+        on_engine = pl.col("engine") == engine
+        alone, shared = self.alone.lazy().filter(on_engine), self._shared.filter(on_engine)
+        kept = float("inf") if window is None else window
+        came = pl.col("before").is_null() | (pl.col("begin_sec") > pl.col("before") + kept)
+        went = pl.col("next").is_null() | (pl.col("next") > pl.col("until") + kept)
+        blocks, change = pl.col("blocks"), pl.col("change")
+        levels = (
+            pl.concat(
+                [
+                    alone.select(time="begin_sec", change=blocks),
+                    alone.select(time=pl.col("end_sec") + kept, change=-blocks),
+                    shared.filter(came).select(time="begin_sec", change=blocks),
+                    shared.filter(went).select(time=pl.col("until") + kept, change=-blocks),
+                ]
+            )
+            .group_by(time=pl.col("time").clip(self._begin))
+            .agg(change.sum())
+            .sort("time")
+            .select("time", level=change.cum_sum())
+            .filter(pl.col("time") <= self._end)
+            .with_columns(until=pl.col("time").shift(-1).fill_null(self._end))
+            .collect()
+        )
+        observed = self._end - self._begin
+        total = (levels["level"] * (levels["until"] - levels["time"])).sum()
+        peak = levels.sort("level", "time", descending=[True, False]).head(1).rows()
+        peak_sec, peak_blocks = peak[0][:2] if peak else (None, 0)
+        return WorkingSet(
+            engine=engine,
+            window_sec=window,
+            mean_blocks=total / observed if observed > 0 else None,
+            peak_blocks=peak_blocks,
+            peak_sec=peak_sec,
+            pool_blocks=self._pools.get(engine),
+        )

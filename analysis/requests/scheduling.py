@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What did the scheduler do in its steps, how did the requests fare, and how full was the cache?
+
+Steps that scheduled nothing are counted apart. Requests are those that ended; what they saw is
+from their arrival at the engine, and is told by how full the pool was when they arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from analysis.pool.lifetimes import Spread, spread
+from analysis.pool.pressure import BANDS, States, band, by_engine, joined, micros
+from analysis.stats.quantiles import of_sample, of_time
+from analysis.tables.session import Session
+
+STEPS = "scheduler_steps"
+REQUESTS = "requests"
+
+COLUMNS = (
+    "engine",
+    "timestamp_sec",
+    "scheduled_tokens",
+    "prefill_tokens",
+    "decode_tokens",
+    "scheduled_reqs",
+    "preempted_reqs",
+    "schedule_us",
+    "repeats",
+)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A figure of every step that scheduled tokens: a quantile is the smallest value that at
+    least so large a share of them did not exceed."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """What happened while the pool's usage was in one ``band`` of the guide.
+
+    ``steps`` that scheduled tokens, with the means of their requests and tokens, and
+    ``preemptions``. Of ``arrived`` requests: how long they queued, and how long after their
+    arrival the first token came.
+    """
+
+    band: str
+    steps: int
+    mean_requests: float | None
+    mean_tokens: float | None
+    preemptions: int
+    arrived: int
+    queued_p50_sec: float | None
+    queued_p95_sec: float | None
+    first_token_p50_sec: float | None
+    first_token_p95_sec: float | None
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """``steps`` that scheduled tokens: of prompts alone, of answers alone, or both; and
+    ``idle_steps``. ``requests`` and ``tokens`` in a step, and ``schedule_us``: microseconds that
+    ``schedule()`` took; None without a step. ``queued``: from arrival to admission;
+    ``first_token`` and ``finish``: from arrival, as the engine saw them, of requests that ended.
+    ``by_pressure``: the bands in which anything happened, the emptiest first."""
+
+    steps: int
+    prefill_steps: int
+    mixed_steps: int
+    decode_steps: int
+    idle_steps: int
+    requests: Counted | None
+    tokens: Counted | None
+    schedule_us: Counted | None
+    queued: Spread
+    first_token: Spread
+    finish: Spread
+    by_pressure: tuple[Pressure, ...]
+
+
+def measure(session: Session, pools: States) -> Scheduling:
+    """The steps and requests of all engines of the session, each table read once.
+
+    Raises:
+        SessionError: a table cannot be read.
+
+    """
+    collected = Collected(session, pools)
+    for batch in session.batches(STEPS, COLUMNS):
+        collected.add(batch)
+    return collected.result()
+
+
+class Collected:
+    """The steps seen so far, added up: how many had each value of each figure."""
+
+    figures = ("scheduled_reqs", "scheduled_tokens", "schedule_us")
+
+    def __init__(self, session: Session, pools: States) -> None:
+        self._session, self._pools = session, pools
+        self._idle = 0
+        self._values: dict[str, list[pl.DataFrame]] = {name: [] for name in self.figures}
+        self._bands: list[pl.DataFrame] = []
+        self._kinds: list[pl.DataFrame] = []
+
+    def add(self, batch: pl.DataFrame) -> None:
+        busy = (pl.col("scheduled_tokens") > 0).fill_null(False)
+        self._idle += int(batch.filter(~busy).select(pl.col("repeats").fill_null(1).sum()).item())
+        self._bands.append(_by_band(batch.with_columns(micros("timestamp_sec")), self._pools, busy))
+        rows = batch.filter(busy)
+        self._kinds.append(rows.group_by(_KIND.alias("kind")).len())
+        for name, parts in self._values.items():
+            parts.append(rows.group_by(pl.col(name).cast(pl.Int64).alias("value")).len())
+
+    def result(self) -> Scheduling:
+        kinds = dict(_added(self._kinds, "kind").iter_rows())
+        bands = {row["band"]: row for row in _added(self._bands, "band").iter_rows(named=True)}
+        waits = _waits(self._session, self._pools)
+        return Scheduling(
+            steps=sum(kinds.values()),
+            prefill_steps=kinds.get("prefill", 0),
+            mixed_steps=kinds.get("mixed", 0),
+            decode_steps=kinds.get("decode", 0),
+            idle_steps=self._idle,
+            requests=self._counted("scheduled_reqs"),
+            tokens=self._counted("scheduled_tokens"),
+            schedule_us=self._counted("schedule_us"),
+            queued=spread(waits["queued"].drop_nulls()),
+            first_token=spread(waits["first_token"].drop_nulls()),
+            finish=spread(waits["finish"].drop_nulls()),
+            by_pressure=tuple(
+                _pressure(name, bands.get(position, {}), arrived)
+                for position, name in enumerate(BANDS)
+                for arrived in [waits.filter(pl.col("band") == position)]
+                if position in bands or arrived.height
+            ),
+        )
+
+    def _counted(self, name: str) -> Counted | None:
+        values = _added(self._values[name], "value").drop_nulls().sort("value").rows()
+        if not values:
+            return None
+        steps = sum(count for _, count in values)
+        p50, p95, p99 = (of_time(values, percent) or 0 for percent in (50, 95, 99))
+        mean = sum(value * count for value, count in values) / steps
+        return Counted(mean, p50, p95, p99, values[-1][0])
+
+
+_KIND = (
+    pl.when(pl.col("decode_tokens") == 0)
+    .then(pl.lit("prefill"))
+    .when(pl.col("prefill_tokens") == 0)
+    .then(pl.lit("decode"))
+    .otherwise(pl.lit("mixed"))
+)
+
+
+def _by_band(steps: pl.DataFrame, pools: States, busy: pl.Expr) -> pl.DataFrame:
+    """The steps added up by the band that the pool was in when each had been scheduled."""
+    return (
+        _with_band(steps, pools)
+        .group_by("band")
+        .agg(
+            steps=busy.sum().cast(pl.Int64),
+            requests=pl.col("scheduled_reqs").sum(),
+            tokens=pl.col("scheduled_tokens").sum(),
+            preemptions=pl.col("preempted_reqs").sum(),
+        )
+    )
+
+
+def _with_band(rows: pl.DataFrame, pools: States) -> pl.DataFrame:
+    """The rows with the band of their engine's pool; before its first state nothing was held."""
+    usage = pl.col("usage_pct").fill_null(0)
+    parts = [
+        joined(part.sort("micros"), pools.of(engine)).with_columns(band=band(usage))
+        for engine, part in by_engine(rows).items()
+    ]
+    return pl.concat(parts) if parts else rows.with_columns(band=pl.lit(None, pl.Int32))
+
+
+def _added(parts: list[pl.DataFrame], key: str) -> pl.DataFrame:
+    if not parts:
+        return pl.DataFrame(schema=[key, "len"])
+    return pl.concat(parts).group_by(key).agg(pl.exclude(key).sum())
+
+
+def _waits(session: Session, pools: States) -> pl.DataFrame:
+    """Of each request that ended: its band, and the seconds from its arrival on."""
+    arrived = pl.col("timestamp") / 1e3
+    requests = session.collect(
+        REQUESTS,
+        lambda table: table.select(
+            "engine",
+            micros("timestamp", 1e-3),
+            queued=pl.col("queue_sec"),
+            first_token=(pl.col("first_token_sec") - arrived).clip(0),
+            finish=(pl.col("finish_sec") - arrived).clip(0),
+        ),
+    )
+    return _with_band(requests, pools)
+
+
+def _pressure(name: str, steps: Mapping[str, int], arrived: pl.DataFrame) -> Pressure:
+    count = steps.get("steps", 0)
+    queued, first = (arrived[column].drop_nulls().sort() for column in ("queued", "first_token"))
+    return Pressure(
+        band=name,
+        steps=count,
+        mean_requests=steps["requests"] / count if count else None,
+        mean_tokens=steps["tokens"] / count if count else None,
+        preemptions=steps.get("preemptions", 0),
+        arrived=arrived.height,
+        queued_p50_sec=of_sample(queued, 50),
+        queued_p95_sec=of_sample(queued, 95),
+        first_token_p50_sec=of_sample(first, 50),
+        first_token_p95_sec=of_sample(first, 95),
+    )

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ran: the session's facts out of metadata.json, and what it says went wrong.
+
+Every fact may be missing, in an old session or one of a strange release, and is then None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.tables.metadata import flag, number, part, parts, text, whole
+from analysis.tables.session import Session
+
+FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
+"""Kinds of groups in which every token of a request needs its place in a block."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A KV cache group: ``kind`` is vLLM's name for how it caches, ``block_size`` in tokens,
+    ``bytes_per_block`` on each GPU."""
+
+    kind: str | None
+    block_size: int | None
+    bytes_per_block: int | None = None
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """What the scheduler was told, by vLLM's names; None where a release has no such setting, or
+    the session does not tell.
+
+    ``max_num_active_seqs``: requests that may run. ``max_num_scheduled_tokens``: tokens that a
+    step may schedule. ``scheduler_reserve_full_isl``: a request is admitted only when its whole
+    prompt fits. ``watermark``: the share of the pool that an admission leaves free while others
+    run. ``connector``: the KV connector's name. ``drops_hit_unit``: speculation computes the last
+    block of every prefix hit anew. ``draft_slots``: slots of a step that each request takes for
+    drafts; ``lookahead_tokens``: slots that it holds ahead of its tokens.
+    """
+
+    max_num_seqs: int | None
+    max_num_active_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_num_scheduled_tokens: int | None
+    chunked_prefill: bool | None
+    long_prefill_token_threshold: int | None
+    scheduler_reserve_full_isl: bool | None
+    watermark: float | None
+    policy: str | None
+    async_scheduling: bool | None
+    max_loras: int | None
+    connector: str | None
+    speculative_method: str | None
+    speculative_tokens: int | None
+    drops_hit_unit: bool | None
+    draft_slots: int | None
+    lookahead_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The engine's configuration; with several engines, the first one's.
+
+    ``engines``: the data-parallel ranks that recorded. ``pool_blocks`` counts the null block, as
+    vLLM's own figure does. ``kv_tokens`` and ``max_concurrency`` are what vLLM prints at
+    start-up, the latter for ``max_model_len`` tokens a request. ``blocks_override``: blocks that
+    were asked for with ``--num-gpu-blocks-override``. ``settings``: the flags that
+    advice may name, without their dashes, as far as the release has them. ``device``: ``cuda``,
+    ``cpu`` or another of vLLM's words.
+    """
+
+    model: str | None
+    layers: int | None
+    dtype: str | None
+    bytes_per_token: int | None
+    pool_blocks: int | None
+    groups: tuple[Group, ...]
+    kv_tokens: int | None
+    max_model_len: int | None
+    max_concurrency: float | None
+    blocks_override: int | None
+    prefix_caching: bool | None
+    gpu_memory_utilization: float | None
+    tensor_parallel: int | None
+    pipeline_parallel: int | None
+    data_parallel: int | None
+    cache_dtype: str | None
+    scheduler: Scheduler
+    settings: tuple[str, ...]
+    device: str | None
+    engines: tuple[int, ...]
+    host: str | None
+    versions: Mapping[str, str]
+
+    @property
+    def bytes_per_block(self) -> int | None:
+        """What a block of the pool takes on each GPU: it must do for every group."""
+        return max(
+            (group.bytes_per_block for group in self.groups if group.bytes_per_block), default=None
+        )
+
+    @property
+    def full_attention_group(self) -> int:
+        """The first group of full attention, which keeps every block; 0 if there is none."""
+        kinds = [group.kind for group in self.groups]
+        return next((index for index, kind in enumerate(kinds) if kind in FULL_ATTENTION), 0)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What profiling itself took: time in the hooks at the ends of steps, processor time of the
+    thread that writes, and bytes on disk."""
+
+    hook_sec: float | None
+    writing_sec: float | None
+    journal_bytes: int | None
+    table_bytes: int | None
+    collector_lag_sec: float | None
+
+
+def read(session: Session) -> Facts:
+    """The facts of the session."""
+    metadata = session.metadata
+    model, cache = part(metadata, "model"), part(metadata, "cache")
+    parallel = part(metadata, "parallel")
+    return Facts(
+        model=text(model.get("name")),
+        layers=whole(model.get("layers")),
+        dtype=text(model.get("dtype")),
+        bytes_per_token=whole(model.get("bytes_per_token")),
+        pool_blocks=whole(cache.get("blocks")),
+        groups=tuple(_groups(metadata, cache)),
+        kv_tokens=whole(cache.get("tokens")),
+        max_model_len=whole(cache.get("max_model_len")),
+        max_concurrency=number(cache.get("max_concurrency")),
+        blocks_override=whole(cache.get("num_gpu_blocks_override")),
+        prefix_caching=flag(cache.get("prefix_caching")),
+        gpu_memory_utilization=number(cache.get("gpu_memory_utilization")),
+        tensor_parallel=whole(parallel.get("tensor")),
+        pipeline_parallel=whole(parallel.get("pipeline")),
+        data_parallel=whole(parallel.get("data")),
+        cache_dtype=text(cache.get("cache_dtype")),
+        scheduler=_scheduler(part(metadata, "scheduler")),
+        settings=_settings(metadata.get("settings")),
+        device=text(metadata.get("device")),
+        engines=tuple(sorted(_engine_ranks(metadata))),
+        host=text(metadata.get("host")),
+        versions={
+            name: version
+            for name, version in part(metadata, "versions").items()
+            if isinstance(version, str)
+        },
+    )
+
+
+def cost(session: Session) -> Cost:
+    """What profiling took, as far as the session says."""
+    told = part(session.metadata, "cost")
+    return Cost(
+        hook_sec=number(told.get("hook_sec")),
+        writing_sec=number(told.get("writing_sec")),
+        journal_bytes=whole(told.get("journal_bytes")),
+        table_bytes=whole(told.get("table_bytes")),
+        collector_lag_sec=number(told.get("collector_lag_sec")),
+    )
+
+
+def warnings(session: Session) -> tuple[str, ...]:
+    """What is missing from the session's data: one sentence each, the gravest first."""
+    return tuple(_warnings(session.metadata))
+
+
+def _warnings(metadata: Mapping[str, Any]) -> Iterator[str]:
+    if not metadata:
+        yield "metadata.json is missing: what ran is not known"
+    dropped = whole(metadata.get("dropped_events"))
+    if dropped:
+        yield f"{dropped:,} events were dropped: the disk was full or failed; figures are too low"
+    rows = whole(part(metadata, "cost").get("rows_dropped"))
+    if rows:
+        yield f"{rows:,} rows were dropped: the disk was full or failed; figures are too low"
+    for process in parts(metadata, "processes"):
+        yield from _process_warnings(process)
+
+
+def _process_warnings(process: Mapping[str, Any]) -> Iterator[str]:
+    name = f"{process.get('role') or 'process'} {process.get('rank', '')}".strip()
+    problem = process.get("problem")
+    if problem:
+        yield f"{name}: {problem}"
+    mismatches = whole(process.get("mismatches"))
+    if mismatches:
+        yield (
+            f"{name}: in {mismatches:,} rows the blocks held are not those that vLLM counted; "
+            "something moved blocks unseen"
+        )
+    for hook, reason in part(process, "hooks_missing").items():
+        yield f"{name}: hook {hook} is not attached: {reason}"
+    for hook, reason in part(process, "hooks_failed").items():
+        yield f"{name}: {hook} failed ({reason}); what came after it is missing"
+    for lost in part(process, "lost"):
+        told = part(part(process, "lost"), lost)
+        yield f"{name}: not recorded to the end: {told.get('tables')} ({told.get('reason')})"
+
+
+_ALWAYS = (
+    "block-size",
+    "enable-prefix-caching",
+    "gpu-memory-utilization",
+    "kv-cache-dtype",
+    "max-model-len",
+    "max-num-batched-tokens",
+    "max-num-seqs",
+)
+"""Flags that every release has had; what an old session does not tell."""
+
+
+def _settings(told: Any) -> tuple[str, ...]:
+    if not isinstance(told, list):
+        return _ALWAYS
+    return tuple(name for name in told if isinstance(name, str))
+
+
+def _scheduler(told: Mapping[str, Any]) -> Scheduler:
+    seqs, tokens = whole(told.get("max_num_seqs")), whole(told.get("max_num_batched_tokens"))
+    active = whole(told.get("max_num_active_seqs"))
+    scheduled = whole(told.get("max_num_scheduled_tokens"))
+    return Scheduler(
+        max_num_seqs=seqs,
+        max_num_active_seqs=seqs if active is None else active,
+        max_num_batched_tokens=tokens,
+        max_num_scheduled_tokens=tokens if scheduled is None else scheduled,
+        chunked_prefill=flag(told.get("chunked_prefill")),
+        long_prefill_token_threshold=whole(told.get("long_prefill_token_threshold")),
+        scheduler_reserve_full_isl=flag(told.get("scheduler_reserve_full_isl")),
+        watermark=number(told.get("watermark")),
+        policy=text(told.get("policy")),
+        async_scheduling=flag(told.get("async_scheduling")),
+        max_loras=whole(told.get("max_loras")),
+        connector=text(told.get("connector")),
+        speculative_method=text(told.get("speculative_method")),
+        speculative_tokens=whole(told.get("speculative_tokens")),
+        drops_hit_unit=flag(told.get("drops_hit_unit")),
+        draft_slots=whole(told.get("draft_slots")),
+        lookahead_tokens=whole(told.get("lookahead_tokens")),
+    )
+
+
+def _groups(metadata: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[Group]:
+    described = metadata.get("groups")
+    if isinstance(described, Sequence) and not isinstance(described, str):
+        for group in described:
+            if isinstance(group, Mapping):
+                yield Group(
+                    text(group.get("kind")),
+                    whole(group.get("block_size")) or None,
+                    whole(group.get("bytes_per_block")),
+                )
+        return
+    sizes = cache.get("block_size")
+    for size in sizes if isinstance(sizes, list) else [sizes]:
+        if whole(size):
+            yield Group(None, whole(size))
+
+
+def _engine_ranks(metadata: Mapping[str, Any]) -> set[int]:
+    ranks = (
+        whole(process.get("rank"))
+        for process in parts(metadata, "processes")
+        if process.get("role") == "engine"
+    )
+    return {rank for rank in ranks if rank is not None}

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where is a table malformed? Called only once reading it has failed, so it may take its time."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from analysis.tables.schema import Table
+
+_INT64 = (-(2**63), 2**63 - 1)
+
+
+def first_fault(path: Path, table: Table, end: int) -> tuple[int, str] | None:
+    """The number of the first malformed line before the byte ``end`` and what is wrong with it,
+    or None."""
+    width = position = 0
+    last: dict[tuple[str, ...], float] = {}
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            position += len(raw)
+            if position > end:
+                break
+            if table.is_csv and number == 1:
+                width = raw.count(b",") + 1
+                continue
+            fault = next(_faults(raw, table, width), None) or _disorder(raw, table, last)
+            if fault:
+                return number, fault
+    return None
+
+
+def _faults(raw: bytes, table: Table, width: int) -> Iterator[str]:
+    try:
+        line = raw.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        yield f"not UTF-8 text (byte {error.start + 1})"
+        return
+    if "\0" in line:
+        yield "not text (a NUL byte)"
+        return
+    yield from _csv_faults(line, table, width) if table.is_csv else _json_faults(line, table)
+
+
+def _csv_faults(line: str, table: Table, width: int) -> Iterator[str]:
+    try:
+        fields = next(csv.reader([line], strict=True), [])
+    except csv.Error as error:
+        yield f"not CSV ({error})"
+        return
+    if not len(table.columns) <= len(fields) <= width:
+        yield f"{len(fields)} fields instead of {width}"
+    for (column, dtype), field in zip(table.columns.items(), fields, strict=False):
+        if not field:
+            if column in table.required:
+                yield f"{column} is empty"
+        elif (value := _read_as(field, dtype)) is None:
+            yield f"{column} is {shown(field)}, not {_kind(dtype)}"
+        elif not _makes_sense(value, column, table):
+            yield f"{column} is {shown(field)}, which is out of range"
+
+
+def _disorder(raw: bytes, table: Table, last: dict[tuple[str, ...], float]) -> str | None:
+    """Whether the row, which has no other fault, is earlier than the ``last`` one alike."""
+    if not table.in_order:
+        return None
+    row = dict(zip(table.columns, next(csv.reader([raw.decode()])), strict=False))
+    if any(row[name] not in values for name, values in table.in_order_where.items()):
+        return None
+    key, time = tuple(row[column] for column in table.in_order), float(row[table.time])
+    before = last.get(key, time)
+    last[key] = time
+    if time >= before:
+        return None
+    alike = " and ".join(table.in_order)
+    return f"{table.time} is {time:.6f}, but an earlier row of the {alike} has {before:.6f}"
+
+
+def _read_as(field: str, dtype: Any) -> Any:
+    """The field's value, or None where it has none of this type."""
+    try:
+        if dtype == pl.Int64:
+            return int(field)
+        value = float(field) if dtype == pl.Float64 else field
+    except ValueError:
+        return None
+    return None if value != value else value  # Only NaN is not itself.
+
+
+def _makes_sense(value: Any, column: str, table: Table) -> bool:
+    """Whether a number is one that the column may have."""
+    lowest, highest = table.bounds.get(column, _INT64)
+    return not isinstance(value, (int, float)) or lowest <= value <= highest
+
+
+def _json_faults(line: str, table: Table) -> Iterator[str]:
+    if not line.strip():
+        return
+    try:
+        row = json.loads(line, parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        yield f"not JSON ({error})"
+        return
+    if not isinstance(row, Mapping):
+        yield "not a JSON object"
+        return
+    for column, dtype in table.columns.items():
+        value = row.get(column)
+        if value is None:
+            if column in table.required:
+                yield f"{column} is missing"
+        elif not _is(value, dtype):
+            yield f"{column} is {shown(json.dumps(value))}, not {_kind(dtype)}"
+        elif not all(_makes_sense(one, column, table) for one in _each(value)):
+            yield f"{column} is {shown(json.dumps(value))}, which is out of range"
+
+
+def _each(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is(value: Any, dtype: Any) -> bool:
+    if isinstance(dtype, pl.List):
+        return isinstance(value, list) and all(_is(item, dtype.inner) for item in value)
+    if dtype == pl.String:
+        return isinstance(value, str)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) or (dtype == pl.Float64 and isinstance(value, float))
+
+
+def no_number(constant: str) -> Any:
+    """Refuse what Python reads, but JSON does not have: NaN and the infinities."""
+    raise ValueError(f"{constant} is no number")
+
+
+def _kind(dtype: Any) -> str:
+    if isinstance(dtype, pl.List):
+        return "a list of whole numbers"
+    if dtype == pl.String:
+        return "text"
+    return "a number" if dtype == pl.Float64 else "a whole number"
+
+
+def shown(text: str) -> str:
+    """The text, short and on one line."""
+    kept = text if len(text) <= 40 else text[:37] + "..."
+    # What is not ASCII takes up to ten characters each.
+    return ascii(kept) if len(ascii(kept)) <= 60 else ascii(text[:5] + "...")

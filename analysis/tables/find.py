@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which session folder does a user mean?"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+from analysis.errors import SessionError, unreadable
+from analysis.tables.schema import TABLES
+from profilemate import config
+
+METADATA = "metadata.json"
+JOURNAL = "journal"
+
+_STAMP = re.compile(r"session_(\d{8}_\d{6})")
+
+
+def default_folder() -> Path:
+    """Where profilemate keeps its sessions: $VLLM_PROFILING_DIR, or vllm_profiling in the
+    system's temporary folder."""
+    return config.read(os.environ).directory
+
+
+def find_session(path: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of the session that is meant.
+
+    ``path`` is a session's folder, or a folder of sessions, of which the newest is taken, or
+    None for the default folder of sessions.
+
+    Raises:
+        SessionError: there is no such folder, or no session in it.
+
+    """
+    folder = default_folder() if path is None else Path(path)
+    try:
+        if is_session(folder):
+            return folder
+        if folder.is_dir():
+            return _newest_in(folder)
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    if path is None:
+        raise SessionError(
+            f"no session yet: {folder} does not exist; run vLLM with profilemate on PYTHONPATH, "
+            "or name the session's folder"
+        )
+    if folder.exists():
+        raise SessionError(f"{folder} is a file; name the session's folder instead")
+    raise SessionError(f"there is no folder {folder}; name a session's folder or one of sessions")
+
+
+def is_session(folder: Path) -> bool:
+    """Whether this folder holds a session's metadata, its journal or one of its tables."""
+    files = [METADATA, *(table.file for table in TABLES.values())]
+    return (folder / JOURNAL).is_dir() or any((folder / file).is_file() for file in files)
+
+
+def _newest_in(folder: Path) -> Path:
+    sessions = [child for child in folder.iterdir() if child.is_dir() and is_session(child)]
+    if not sessions:
+        raise SessionError(
+            f"no session in {folder}: neither it nor a folder in it has a {METADATA}; "
+            "name a session's folder or one of sessions"
+        )
+    return max(sessions, key=_age)
+
+
+def _age(session: Path) -> tuple[str, float, str]:
+    """Sorts sessions by when they began: the time in the name, else the folder's own."""
+    modified = session.stat().st_mtime
+    match = _STAMP.match(session.name)
+    stamp = match[1] if match else time.strftime("%Y%m%d_%H%M%S", time.localtime(modified))
+    return stamp, modified, session.name

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a table piece by piece, and only up to its last finished line while it is written.
+
+Polars can scan a CSV file by itself, but not up to a byte: it would stumble over the line that is
+being written, and see some rows in one pass and more in the next.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from analysis.errors import SessionError
+from analysis.tables.faults import shown
+from analysis.tables.find import JOURNAL
+from analysis.tables.schema import Table
+
+_CHUNK = 16 << 20
+_LINE = 1 << 16
+
+_CLIENT_TEXT = ("request_id", "lora")
+_CONTROL = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)]
+_ANY_CONTROL = f"[{''.join(_CONTROL)}]"
+_FORMULA = "^[=+@-]"
+_ESCAPED = [f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in _CONTROL]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What of a file is read: its rows from byte ``begin`` to ``end``. ``width``: columns that a
+    CSV's header names."""
+
+    begin: int
+    end: int
+    width: int
+
+
+def extent(path: Path, table: Table, *, whole: bool) -> Extent:
+    """Where the table's rows are; nowhere if there is no file or no row.
+
+    Args:
+        path: the file.
+        table: what should be in it.
+        whole: nothing more will be written, so the last line counts even without its line end.
+
+    Raises:
+        SessionError: the header is not the table's.
+        OSError: the file cannot be read.
+
+    """
+    try:
+        with open(path, "rb") as file:
+            end = os.fstat(file.fileno()).st_size if whole else _last_line_end(file)
+            header = file.readline(_LINE) if table.is_csv else b""
+    except FileNotFoundError:
+        return Extent(0, 0, 0)
+    if len(header) > end or not end:
+        return Extent(0, 0, 0)
+    return Extent(len(header), end, _width(header, path, table) if table.is_csv else 0)
+
+
+def frames(
+    path: Path, table: Table, part: Extent, columns: Sequence[str]
+) -> Iterator[pl.DataFrame]:
+    """These columns of the rows, in the file's order and in pieces of some megabytes.
+
+    Raises:
+        PolarsError: a line is malformed.
+        OSError: the file cannot be read.
+
+    """
+    if part.begin == part.end:
+        return
+    with open(path, "rb") as file:
+        for begin, end in _pieces(file, part):
+            file.seek(begin)
+            frame = _frame(file.read(end - begin), table, part, columns)
+            if frame is not None:
+                yield frame
+
+
+def ahead(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The same frames, each read by a thread while the one before it is worked on."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, frames, None)
+        while (frame := coming.result()) is not None:
+            coming = reader.submit(next, frames, None)
+            yield frame
+
+
+def _frame(lines: bytes, table: Table, part: Extent, columns: Sequence[str]) -> pl.DataFrame | None:
+    """These columns of some lines; nothing where they are empty."""
+    if not lines or lines.isspace():
+        return None
+    if table.is_csv:
+        rows = pl.scan_csv(lines, has_header=False, schema=csv_schema(table, part))
+        return rows.select(columns).collect()
+    frame = pl.read_ndjson(lines, schema={column: table.columns[column] for column in columns})
+    return frame.with_columns(_as_in_csv(frame[name]) for name in columns if name in _CLIENT_TEXT)
+
+
+def _as_in_csv(text: pl.Series) -> pl.Series:
+    """Text that a client controls, as the CSV tables write it, so that names compare."""
+    # Hardly any needs it, and looking for one class of characters is far faster than for 67 texts.
+    if text.str.contains(_ANY_CONTROL).any():
+        text = text.str.replace_many(_CONTROL, _ESCAPED)
+    if text.str.contains(_FORMULA).any():
+        text = text.set(text.str.contains(_FORMULA), None).fill_null("'" + text)
+    return text
+
+
+def csv_schema(table: Table, part: Extent) -> dict[str, type[pl.DataType] | pl.DataType]:
+    """The types of the file's columns, appended ones that this version does not know included."""
+    appended = range(len(table.columns), part.width)
+    return {**table.columns, **{f"appended_{number}": pl.String for number in appended}}
+
+
+def last_line(path: Path) -> bytes:
+    """The last finished line of a file; empty where there is none."""
+    with open(path, "rb") as file:
+        end = _last_line_end(file)
+        file.seek(max(0, end - _LINE))
+        return file.read(min(end, _LINE)).rstrip(b"\n").rpartition(b"\n")[2]
+
+
+def _last_line_end(file: io.BufferedReader) -> int:
+    """The byte after the last line end, and the file back at its beginning."""
+    position = os.fstat(file.fileno()).st_size
+    while position:
+        begin = max(0, position - _LINE)
+        file.seek(begin)
+        found = file.read(position - begin).rfind(b"\n")
+        if found >= 0:
+            position = begin + found + 1
+            break
+        position = begin
+    file.seek(0)
+    return position
+
+
+def _pieces(file: io.BufferedReader, part: Extent) -> Iterator[tuple[int, int]]:
+    """Where pieces of whole lines begin and end; the part ends with a line, or with the file."""
+    begin = part.begin
+    while begin < part.end:
+        file.seek(begin + _CHUNK)
+        file.readline()
+        end = min(file.tell(), part.end)
+        yield begin, end
+        begin = end
+
+
+def _width(header: bytes, path: Path, table: Table) -> int:
+    line = header.decode(errors="replace").rstrip("\r\n")
+    try:
+        names = next(csv.reader([line]), [])
+    except csv.Error:
+        names = [line]
+    for number, column in enumerate(table.columns):
+        if number >= len(names) or names[number] != column:
+            found = shown(names[number]) if number < len(names) else "nothing"
+            raise SessionError(
+                f"{path}, line 1: {found} where column {number + 1} is {column!r}; "
+                "it is not a table of this format; put the one back that was recorded, or make it "
+                f"anew with 'profilemate finalize' if {JOURNAL}/ is still there"
+            )
+    return len(names)

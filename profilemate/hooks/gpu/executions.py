@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record a model runner's executions: which batch each was dispatched to, and what ran.
+
+An execution is the outermost call of ``execute_model`` or ``_dummy_run``. What decides how it runs
+is another function in each of vLLM's two model runners.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from profilemate.format.events import Op
+from profilemate.hooks.gpu.graph_sources import Batch, batch_of, batch_of_execution
+from profilemate.hooks.gpu.graphs import MAX_NS, Entry, Graphs
+from profilemate.hooks.instances import (
+    followed,
+    own_method,
+    put,
+    reference,
+    required_method,
+    surrounded,
+)
+from profilemate.record import encode
+
+_now, _served, _EXECUTION = time.monotonic_ns, encode.served, Op.EXECUTION
+
+
+class Executions:
+    """Writes one model runner's executions into the journal of its ``graphs``.
+
+    ``depth`` counts the calls under way. ``answer`` is what the dispatch of the execution under way
+    returned, None until it has; ``is_dispatched`` says whether there is a dispatch that is watched.
+    ``dummy_tokens`` is the size of a dummy batch, None where the execution serves requests.
+    ``warming_up`` is set while vLLM runs made-up requests: they are dummies, whatever runs them.
+    """
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs = graphs
+        self.depth = 0
+        self.answer: Any = None
+        self.is_dispatched = False
+        self.dummy_tokens: int | None = None
+        self.warming_up = False
+        self._recent = graphs.recent
+        self._recorder = graphs.recorder
+        self._keep = graphs.recorder.keep
+        self._timer = graphs.timer
+        self._numbers: dict[Batch, int] = {}
+
+    def begin(self) -> None:
+        """An execution begins."""
+        if self._recent:
+            self.graphs.tell_recent()
+        self.answer = self.dummy_tokens = self.graphs.captured = None
+
+    def dispatched(self, answer: Any) -> None:
+        """The execution under way was dispatched."""
+        self.answer = answer
+
+    def end(self, scheduler_output: Any) -> None:
+        """The execution ended, well or not; it was given this, if it was no dummy."""
+        ended = _now()
+        recent = self._recent
+        if len(recent) == 1 and self.dummy_tokens is None and not (self.warming_up or self._timer):
+            # At every step of a server: as below, in as few calls as can be.
+            (entry,) = recent
+            if entry.of_model and entry.launch_ns < MAX_NS:
+                tokens = scheduler_output.total_num_scheduled_tokens
+                recent.clear()
+                graphs, launch_ns = entry.graphs, entry.launch_ns
+                self._keep((_served, _EXECUTION, ended, tokens, entry.number, graphs, launch_ns))
+                entry.graphs = entry.launch_ns = 0
+                self._recorder.step_ended()
+                return
+        self._tell(ended, scheduler_output)
+
+    def _tell(self, ended: int, scheduler_output: Any) -> None:
+        recent = self._recent
+        entry = _take(recent, True) if recent else None
+        tokens = self.dummy_tokens
+        dummy = self.warming_up or tokens is not None
+        if tokens is None:
+            tokens = int(scheduler_output.total_num_scheduled_tokens)
+        batch: int | None = 0
+        if entry is None:
+            entry, batch = self._without_model_graph(tokens, dummy)
+        if batch is not None:
+            self.graphs.tell_execution(ended, entry, batch, tokens, dummy)
+        if recent:
+            self.graphs.tell_recent()
+        if batch is None and self._timer is not None:
+            # Nothing ran, and the next call may be far away.
+            self._timer.give_up()
+        self._recorder.step_ended()
+
+    def _without_model_graph(self, tokens: int, dummy: bool) -> tuple[Entry | None, int | None]:
+        """What an execution replayed, and its batch's number, where no graph is known as its own.
+
+        Graphs of unknown origin are the model's if it was dispatched to one: a release may capture
+        where this does not look. Without any, a batch was captured or ran eagerly, wherever it was
+        dispatched to. No batch means that nothing ran.
+        """
+        batch = _dispatched(self.answer)
+        if batch is not None and batch.mode != "NONE" and self._recent:
+            entry = _take(self._recent, None)
+            if entry is not None:
+                return entry, self._number(batch)
+        if self.graphs.captured is not None:
+            return None, self._number(self.graphs.captured)
+        if batch is not None:
+            tokens = batch.num_tokens
+        elif self.answer is None and self.is_dispatched and not dummy:
+            return None, None
+        return None, self._number(Batch("NONE", tokens, None, 0, 0)) if tokens else None
+
+    def _number(self, batch: Batch) -> int:
+        number = self._numbers.get(batch)
+        if number is None:
+            number = self._numbers[batch] = len(self._numbers) + 1
+            told = orjson.dumps(list(batch))
+            self._keep((encode.blob, Op.BATCH, _now(), number, told))
+        return number
+
+
+def _dispatched(answer: Any) -> Batch | None:
+    """The batch in a dispatch's answer; None where there is none, as in 0.10 for an eager one."""
+    if answer is None:
+        return None
+    first, second, *_ = answer
+    if hasattr(first, "cg_mode"):
+        return batch_of_execution(first)
+    return None if second is None else batch_of(first, second)
+
+
+def _take(recent: list[Entry], of_model: bool | None) -> Entry | None:
+    """Take out an entry with this ``of_model`` that was replayed: of several, the last."""
+    entry = recent.pop()
+    if entry.of_model is of_model:
+        return entry
+    found = _take(recent, of_model) if recent else None
+    recent.append(entry)
+    return found
+
+
+def watch(runner: Any, executions: Executions) -> None:
+    """Hook one model runner.
+
+    Raises:
+        AttributeError: it does not have the methods that are watched.
+
+    """
+    if own_method(runner, "profile_cudagraph_memory") is not None:
+        _watch_profiling(runner, executions.graphs)
+    _watch_steps(runner, executions)
+    if own_method(runner, "_dummy_run") is not None:
+        _watch_dummies(runner, executions)
+    _watch_dispatch(runner, executions)
+
+
+def _watch_steps(runner: Any, executions: Executions) -> None:
+    part = executions.graphs.executions
+
+    def before() -> bool:
+        """Returns whether it is no dummy's."""
+        if executions.depth:
+            return False
+        executions.depth = 1
+        try:
+            executions.begin()
+        except Exception as error:
+            part.fail("execute_model", error)
+        return True
+
+    def after(is_outermost: bool, scheduler_output: Any) -> None:
+        if is_outermost:
+            executions.depth = 0
+            try:
+                executions.end(scheduler_output)
+            except Exception as error:
+                part.fail("execute_model", error)
+
+    original = required_method(runner, "execute_model")
+    told = "scheduler_output"
+    hook = surrounded(runner, "execute_model", original, before, after, told)
+    part.on_stop(put(runner, "execute_model", hook))
+
+
+def _watch_dummies(runner: Any, executions: Executions) -> None:
+    """A dummy run is an execution, or makes a dummy of the one that it stands in for."""
+    original, this = required_method(runner, "_dummy_run"), reference(runner)
+    part = executions.graphs.executions
+
+    def _dummy_run(*args: Any, **kwargs: Any) -> Any:
+        is_outermost = not executions.depth
+        try:
+            executions.depth += 1
+            if is_outermost:
+                executions.begin()
+            executions.dummy_tokens = int(args[0] if args else kwargs["num_tokens"])
+        except Exception as error:
+            part.fail("_dummy_run", error)
+        try:
+            return original(this(), *args, **kwargs)
+        finally:
+            executions.depth -= 1
+            try:
+                if is_outermost:
+                    executions.end(None)
+            except Exception as error:
+                part.fail("_dummy_run", error)
+
+    part.on_stop(put(runner, "_dummy_run", _dummy_run))
+
+
+def _watch_profiling(runner: Any, graphs: Graphs) -> None:
+    original = required_method(runner, "profile_cudagraph_memory")
+    this = reference(runner)
+
+    def profile_cudagraph_memory(*args: Any, **kwargs: Any) -> Any:
+        graphs.profiling = True
+        try:
+            return original(this(), *args, **kwargs)
+        finally:
+            graphs.profiling = False
+
+    graphs.part.on_stop(put(runner, "profile_cudagraph_memory", profile_cudagraph_memory))
+
+
+def _watch_dispatch(runner: Any, executions: Executions) -> None:
+    """Note what each execution is dispatched to, where the last word on it is spoken.
+
+    Data-parallel ranks agree on one mode after each has found its own, so a dispatcher's answer
+    alone may not be what runs. Releases before 0.10 have no dispatcher.
+    """
+    on_stop = executions.graphs.executions.on_stop
+    for owner, name in (
+        (runner, "_determine_batch_execution_and_padding"),
+        (getattr(runner, "cudagraph_dispatcher", None), "dispatch"),
+    ):
+        method = owner and own_method(owner, name)
+        if method:
+            executions.is_dispatched = True
+            on_stop(put(owner, name, followed(owner, name, method, executions.dispatched)))
+            return
+    module = sys.modules[type(runner).__module__]
+    name = "dispatch_cg_and_sync_dp"
+    function = getattr(module, name, None)
+    if function is not None:
+        executions.is_dispatched = True
+        ours = _noted_function(function, executions)
+        setattr(module, name, ours)
+        on_stop(lambda: _put_back(module, name, ours, function))
+
+
+def _noted_function(original: Callable[..., Any], executions: Executions) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        answer = executions.answer = original(*args, **kwargs)
+        return answer
+
+    return call
+
+
+def _put_back(module: Any, name: str, ours: Any, original: Any) -> None:
+    if getattr(module, name, None) is ours:
+        setattr(module, name, original)

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record what happens to CUDA graphs: torch's own class, in which all of vLLM's ways end.
+
+``torch.cuda.CUDAGraph`` is changed once a process, as long as a worker in it is recorded. A graph
+is told what it belongs to when it is captured, so that a replay has only to count.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from profilemate.format.events import Op
+from profilemate.hooks.gpu import graph_sources
+from profilemate.hooks.gpu.gpu_timer import GpuTimer, Interval
+from profilemate.hooks.gpu.graph_sources import Batch, Capture
+from profilemate.hooks.parts import Part
+from profilemate.record import encode
+from profilemate.record.recorder import Recorder
+
+_now = time.monotonic_ns
+
+MAX_NS = (1 << 32) - 2
+"""The longest time that a number of the journal can hold: 4.3 s."""
+
+
+class Entry:
+    """CUDA graphs that belong together, and those of their replays that were not told yet.
+
+    ``number`` is 0 for graphs that nobody was seen to capture; ``of_model`` tells the model's own
+    from those of a drafter or an encoder, and is None where that is not known. ``graphs`` counts
+    the replays, ``launch_ns`` is the time that they took the host, ``intervals`` are theirs on the
+    GPU.
+    """
+
+    __slots__ = ("graphs", "intervals", "launch_ns", "number", "of_model", "recent")
+
+    def __init__(self, number: int, recent: list[Entry], of_model: bool | None = None) -> None:
+        self.number = number
+        self.of_model = of_model
+        self.recent = recent
+        self.graphs = 0
+        self.launch_ns = 0
+        self.intervals: list[Interval] = []
+
+    def take(self) -> tuple[int, int, int]:
+        """Number, graphs and time of the replays, which are forgotten."""
+        graphs, launch_ns = self.graphs, self.launch_ns
+        self.graphs = self.launch_ns = 0
+        if launch_ns > MAX_NS:
+            launch_ns = MAX_NS
+        return self.number, graphs, launch_ns
+
+
+_OF_MODEL = {"model": True, "unknown": None}
+"""By part: whether its graphs are the model's."""
+
+_NOTHING = 0, 0, 0
+"""What an entry would give, where none was replayed."""
+
+_NO_BATCH = (None,) * len(Batch._fields)
+
+
+class Graphs:
+    """The CUDA graphs of one worker.
+
+    ``recent`` lists the entries with replays to be told; ``captured`` is the batch that a graph of
+    the model was last captured for; ``profiling`` is set while vLLM captures samples that it throws
+    away. ``part`` is its part of the recording, and ``executions`` that of what replays belong to.
+    """
+
+    def __init__(self, recorder: Recorder, timer: GpuTimer | None) -> None:
+        self.profiling = False
+        self.captured: Batch | None = None
+        self.timer = timer
+        self.recent: list[Entry] = []
+        self.unknown = Entry(0, self.recent)
+        self.recorder = recorder
+        self.graph_class: Any = None
+        self.executions = Part(recorder, "executions", on_loss=lambda: _tell_each_replay(self))
+        self.part = Part(recorder, "graphs", self.executions)
+        self._entries = 0
+        self._last: tuple[Entry, Capture, bool] | None = None
+
+    def begin(self, graph: Any) -> None:
+        """This graph is about to be captured."""
+        entry = self._entry(graph_sources.current())
+        graph._profilemate_entry = entry
+        graph._profilemate_capture = _free_bytes(), _now()
+
+    def end(self, graph: Any) -> None:
+        """The graph has been captured."""
+        ended = _now()
+        free_before, began = graph._profilemate_capture
+        del graph._profilemate_capture
+        free = _free_bytes()
+        known = free is not None and free_before is not None
+        taken_kib = max(0, free_before - free) >> 10 if known else -1
+        told = graph._profilemate_entry.number, taken_kib + 1
+        self.recorder.keep((encode.between, Op.CAPTURE, began, ended, told))
+        if self._last is not None and self._last[1].part == "model":
+            self.captured = self._last[1].batch
+        self.recorder.step_ended()
+
+    def tell_recent(self) -> None:
+        """Tell the replays that are no part of an execution."""
+        now = _now()
+        for entry in self.recent:
+            if self.timer is None:
+                self.recorder.keep((encode.once, Op.REPLAY, now, (*entry.take(), 0)))
+            else:
+                self._tell_timed(self.timer, Op.REPLAY, now, entry, (), ())
+        self.recent.clear()
+
+    def tell_execution(
+        self, now: int, entry: Entry | None, batch: int, tokens: int, dummy: bool
+    ) -> None:
+        """Tell an execution that ended now, with this entry's replays, which are forgotten."""
+        if self.timer is not None:
+            self._tell_timed(self.timer, Op.EXECUTION, now, entry, (batch, tokens), (dummy,))
+            return
+        replays = entry.take() if entry is not None else _NOTHING
+        told = batch, tokens, *replays, 0, dummy
+        self.recorder.keep((encode.once, Op.EXECUTION, now, told))
+
+    def _tell_timed(
+        self,
+        timer: GpuTimer,
+        op: Op,
+        now: int,
+        entry: Entry | None,
+        before: tuple[int, ...],
+        after: tuple[int, ...],
+    ) -> None:
+        replays = _NOTHING
+        intervals: list[Interval] = []
+        if entry is not None:
+            intervals, entry.intervals = entry.intervals, []
+            replays = entry.take()
+        is_timed = 0 < len(intervals) == replays[1]
+        keep = self.recorder.keep
+
+        def tell(gpu_ns: int) -> None:
+            measured = min(gpu_ns + 1, MAX_NS) if is_timed else 0
+            keep((encode.once, op, now, (*before, *replays, measured, *after)))
+
+        timer.when_done(intervals, tell)
+
+    def close(self) -> None:
+        """Nothing more is replayed: tell what is left."""
+        self.tell_recent()
+        if self.timer is not None:
+            self.timer.give_up()
+
+    def _entry(self, capture: Capture) -> Entry:
+        if self._last is not None:
+            entry, last, profiling = self._last
+            # What is whole is compared by itself: a context's tensors cannot be told equal.
+            is_same = (last[:3], profiling) == (capture[:3], self.profiling)
+            if is_same and _is_whole(last, capture):
+                return entry
+        self._entries += 1
+        entry = Entry(self._entries, self.recent, _OF_MODEL.get(capture.part, False))
+        self._last = entry, capture, self.profiling
+        kind = "profiling" if self.profiling else "capture"
+        told = [*(capture.batch or _NO_BATCH), capture.source, kind, capture.part]
+        self.recorder.keep((encode.blob, Op.GRAPH, _now(), entry.number, orjson.dumps(told)))
+        return entry
+
+
+def _is_whole(last: Capture, capture: Capture) -> bool:
+    """Whether two captures of one batch are pieces of one whole that is still there."""
+    whole = capture.whole and capture.whole()
+    return whole is not None and last.whole is not None and last.whole() is whole
+
+
+def _free_bytes() -> int | None:
+    """Free device memory in bytes, as the driver says; asked only where nothing is captured."""
+    try:
+        return int(sys.modules["torch"].cuda.mem_get_info()[0])
+    except Exception:
+        return None
+
+
+_watching: list[Graphs] = []
+"""What the workers of this process record into; the last one takes what is captured."""
+
+
+def watch(graphs: Graphs, graph_class: Any) -> None:
+    """Have ``graphs`` told of all captures and replays of this class, torch.cuda.CUDAGraph.
+
+    Raises:
+        AttributeError: the class does not have the methods that are watched.
+        TypeError: its replay takes more than the graph, so that a call could fail.
+
+    """
+    if _watching:
+        # Events go back to the timer that they came from.
+        graphs.timer = _watching[0].timer
+    else:
+        _hooked.update(_hook(graph_class, graphs.timer))
+    graphs.graph_class = graph_class
+    _watching.append(graphs)
+
+    def undo() -> None:
+        _watching.remove(graphs)
+        if not _watching:
+            for name, (ours, original) in _hooked.items():
+                if getattr(graph_class, name) is ours:
+                    setattr(graph_class, name, original)
+            _hooked.clear()
+
+    graphs.part.on_stop(undo)
+
+
+Method = Callable[..., Any]
+_hooked: dict[str, tuple[Method, Method]] = {}
+"""By name: our method of the class, and its own."""
+
+
+def _hook(graph_class: Any, timer: GpuTimer | None) -> dict[str, tuple[Method, Method]]:
+    originals = {name: getattr(graph_class, name) for name in ("capture_begin", "capture_end")}
+    replay = graph_class.replay
+    if len(inspect.signature(replay).parameters) != 1:
+        raise TypeError(f"{replay.__qualname__} takes {inspect.signature(replay)}")
+    ours = {
+        "capture_begin": _begin(originals["capture_begin"]),
+        "capture_end": _end(originals["capture_end"]),
+        "replay": _replay(replay) if timer is None else _timed_replay(replay, timer),
+    }
+    originals["replay"] = replay
+    return {name: _put(graph_class, name, method, originals[name]) for name, method in ours.items()}
+
+
+def _put(graph_class: Any, name: str, ours: Method, original: Method) -> tuple[Method, Method]:
+    ours.__name__ = name
+    ours.__qualname__ = original.__qualname__
+    ours.__doc__ = original.__doc__
+    ours.__wrapped__ = original  # type: ignore[attr-defined]
+    setattr(graph_class, name, ours)
+    return ours, original
+
+
+def _begin(original: Method) -> Method:
+    def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        graphs = _watching[-1] if _watching else None
+        if graphs is not None:
+            try:
+                graphs.begin(graph)
+            except Exception as error:
+                graphs.part.fail("capture_begin", error)
+        return original(graph, *args, **kwargs)
+
+    return capture_begin
+
+
+def _end(original: Method) -> Method:
+    def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(graph, *args, **kwargs)
+        graphs = _watching[-1] if _watching else None
+        if graphs is not None and hasattr(graph, "_profilemate_capture"):
+            try:
+                graphs.end(graph)
+            except Exception as error:
+                graphs.part.fail("capture_end", error)
+        return result
+
+    return capture_end
+
+
+def _replay(original: Method) -> Method:
+    now = time.monotonic_ns
+
+    def replay(graph: Any) -> Any:
+        began = now()
+        result = original(graph)
+        took = now() - began
+        try:
+            entry = graph._profilemate_entry
+        except AttributeError:
+            entry = _adopt(graph)
+        if not entry.graphs:
+            entry.recent.append(entry)
+        entry.graphs += 1
+        entry.launch_ns += took
+        return result
+
+    return replay
+
+
+def _timed_replay(original: Method, timer: GpuTimer) -> Method:
+    counted = _replay(original)
+
+    def replay(graph: Any) -> Any:
+        interval = None
+        try:
+            interval = timer.begin()
+        except Exception as error:
+            _fail("GPU timing", error)
+        result = counted(graph)
+        if interval is not None:
+            try:
+                interval[1].record()
+                graph._profilemate_entry.intervals.append(interval)
+            except Exception as error:
+                _fail("GPU timing", error)
+        return result
+
+    return replay
+
+
+def _adopt(graph: Any) -> Entry:
+    """The entry of a graph that was captured before anybody watched."""
+    entry = _watching[-1].unknown if _watching else Entry(0, [])
+    graph._profilemate_entry = entry
+    return entry
+
+
+def _fail(where: str, error: Exception) -> None:
+    for graphs in _watching.copy():
+        graphs.part.fail(where, error)
+
+
+def _tell_each_replay(graphs: Graphs) -> None:
+    """No execution ends any more at which replays could be told: each is told at once."""
+    if graphs not in _watching:
+        return
+    ours, original = _hooked["replay"]
+
+    def replay(graph: Any) -> Any:
+        result = ours(graph)
+        for watching in _watching:
+            watching.tell_recent()
+            watching.recorder.step_ended()
+        return result
+
+    _hooked["replay"] = _put(graphs.graph_class, "replay", replay, original)

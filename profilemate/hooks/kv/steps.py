@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record the scheduler's steps: what each scheduled, for whom, and who came and went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import compress
+from types import SimpleNamespace
+from typing import Any
+
+from profilemate.format.events import Op
+from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.kv.requests import Requests
+from profilemate.hooks.parts import EngineParts, Part
+from profilemate.record import encode
+from profilemate.record.recorder import Recorder
+
+REPEAT_NS = 250_000_000
+"""Steps that only repeat the last one are told this often; they may run a thousand a second."""
+
+Awaited = tuple[int, Any]
+"""A request that runs and has no token yet: its number, and itself."""
+
+
+class Steps:
+    """Writes one scheduler's step events. Holds the scheduler and its pools weakly.
+
+    ``updating``: the results of a step are being processed.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        pools: list[Any],
+        recorder: Recorder,
+        parts: EngineParts,
+        requests: Requests,
+        *,
+        tabled: bool,
+    ) -> None:
+        self._scheduler = reference(scheduler)
+        self._counts = own_method(scheduler, "get_request_counts") or _request_counts
+        self._free_counts: Callable[[], Sequence[int]] = lambda: (0,) * len(pools)
+        with parts.blocks.attaching():
+            self._free_counts = _free_counts_of(pools)
+        self._parts = parts
+        self._recorder = recorder
+        self._keep = recorder.keep
+        self._requests = requests
+        self._tabled = tabled
+        self._no_blocks = [()] * len(scheduler.kv_cache_config.kv_cache_groups)
+        self._prefills: dict[str, int] = {}
+        self._awaiting: list[Awaited] = []
+        self._idle_signature: tuple[Any, ...] | None = None
+        self._repeat_told_ns = 0
+        self.updating = False
+
+    def forget_prefill(self, request_id: str) -> None:
+        """The request no longer computes a prompt: it was preempted or has ended."""
+        self._prefills.pop(request_id, None)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something happened since the last step ended."""
+        return self._recorder.has_news
+
+    def settle(self) -> None:
+        """Tell what happened outside a step at once: none may follow."""
+        if not self.updating:
+            self._tell_update()
+            self._recorder.step_ended()
+
+    def scheduled(self, output: Any, began: int, ended: int) -> None:
+        """A step was scheduled."""
+        recorder = self._recorder
+        scheduler = self._scheduler()
+        running, waiting = self._counts(scheduler)
+        tokens = output.total_num_scheduled_tokens
+        signature = None
+        if not tokens:
+            events = recorder.under_way()
+            if all(kept[1] is Op.LOOKUP for kept in events):
+                signature = (running, waiting, [kept[-1] for kept in events])
+                if signature == self._idle_signature:
+                    self._repeat(ended)
+                    return
+        self._idle_signature = signature
+        prefill_tokens = self._assign(scheduler, output)
+        if self._requests.forgotten_by_steps:
+            for request_id in output.finished_req_ids:
+                self.forget_prefill(request_id)
+                self._requests.forget(request_id, ended, is_told=not self._parts.requests.lost)
+        self._requests.looked_up.clear()
+        requests = len(output.num_scheduled_tokens)
+        told = running, waiting, tokens, prefill_tokens, requests, *self._free_counts()
+        self._keep((encode.between, Op.STEP, began, ended, told))
+        recorder.step_ended()
+        self._repeat_told_ns = ended
+        recorder.hook_ns += time.monotonic_ns() - ended
+
+    def updated(self, began: int) -> None:
+        """The results of a step, which came in at ``began``, have been processed."""
+        self.updating = False
+        if self._awaiting:
+            self._tell_first_tokens(began)
+        if self._recorder.has_news:
+            self._tell_update()
+            self._recorder.step_ended()
+
+    def _tell_first_tokens(self, began: int) -> None:
+        awaiting, first = [], []
+        for number, request in self._awaiting:
+            if request.num_output_tokens:
+                first.append(number)
+            elif not request.is_finished():
+                awaiting.append((number, request))
+        self._awaiting = awaiting
+        if first:
+            self._keep((encode.once, Op.FIRST_TOKEN, began, (len(first), *first)))
+
+    def _tell_update(self) -> None:
+        """Tell the scheduler's state outside a step."""
+        told = *self._counts(self._scheduler()), *self._free_counts()
+        self._keep((encode.once, Op.UPDATE, time.monotonic_ns(), told))
+        self._idle_signature = None
+
+    def _repeat(self, ended: int) -> None:
+        recorder = self._recorder
+        recorder.take_back()
+        self._requests.looked_up.clear()
+        recorder.repeats += 1
+        recorder.repeated_until_ns = ended
+        if ended - self._repeat_told_ns > REPEAT_NS:
+            recorder.step_ended()
+            self._repeat_told_ns = ended
+
+    def _assign(self, scheduler: Any, output: Any) -> int:
+        """Tell whose the step's new blocks are; returns the tokens that computed prompts."""
+        scheduled = output.num_scheduled_tokens
+        prefill_tokens = self._continue_prefills(scheduled) if self._prefills else 0
+        for data in output.scheduled_new_reqs:
+            prefill_tokens += self._admit(
+                scheduler, data.req_id, data.num_computed_tokens, data.block_ids, scheduled
+            )
+        cached = output.scheduled_cached_reqs
+        if isinstance(cached, list):
+            cached = _by_column(cached)
+        ids, blocks = cached.req_ids, cached.new_block_ids
+        resumed = getattr(cached, "resumed_req_ids", None)
+        if resumed is None:
+            resumed = _resumed(cached)
+        if resumed:
+            # They are a set, and the order in which they were scheduled is the list's.
+            for at, request_id in enumerate(ids):
+                if request_id in resumed:
+                    computed = cached.num_computed_tokens[at]
+                    prefill_tokens += self._admit(
+                        scheduler, request_id, computed, blocks[at], scheduled
+                    )
+            others = [at for at, request_id in enumerate(ids) if request_id not in resumed]
+            ids, blocks = [ids[at] for at in others], [blocks[at] for at in others]
+        handed_out = list(filter(None, blocks))
+        if handed_out:
+            numbers = list(map(self._requests.index.__getitem__, compress(ids, blocks)))
+            self._keep((encode.assigned, Op.ASSIGN, numbers, handed_out))
+        return prefill_tokens
+
+    def _admit(
+        self,
+        scheduler: Any,
+        request_id: str,
+        computed: int,
+        groups: Any,
+        scheduled: dict[str, int],
+    ) -> int:
+        """Tell that a request runs from now on; returns the tokens of its prompt in this step."""
+        number = self._requests.index.get(request_id)
+        request = scheduler.requests[request_id]
+        if number is None:
+            number = self._requests.number(request, time.monotonic_ns())
+        groups = _by_group(groups)
+        if groups and self._tabled and number in self._requests.looked_up:
+            told = number, computed, len(groups[0])
+            self._keep((encode.untimed, Op.ADMIT_LOOKED_UP, told))
+        else:
+            # A model runner in this process goes on filling the lists.
+            lists = [list(group) for group in groups or self._no_blocks]
+            self._keep((encode.held, Op.ADMIT, (number, computed), lists))
+        awaits = not (request.num_output_tokens or self._parts.updates.lost)
+        if awaits and request.sampling_params is not None:
+            self._awaiting.append((number, request))
+        left: int = request.num_tokens - computed
+        tokens = scheduled[request_id]
+        if tokens < left:
+            self._prefills[request_id] = left - tokens
+        return min(tokens, left)
+
+    def _continue_prefills(self, scheduled: dict[str, int]) -> int:
+        """The tokens that this step computes of prompts begun in earlier ones."""
+        total = 0
+        for request_id, left in list(self._prefills.items()):
+            tokens = scheduled.get(request_id, 0)
+            if tokens < left:
+                self._prefills[request_id] = left - tokens
+                total += tokens
+            else:
+                del self._prefills[request_id]
+                total += left
+        return total
+
+
+def watch(
+    scheduler: Any, steps: Steps, recorder: Recorder, parts: EngineParts, requests: Requests
+) -> None:
+    """Hook the methods of one scheduler.
+
+    Raises:
+        AttributeError: it has no ``schedule``, so that nothing can be recorded.
+
+    """
+    _watch_schedule(scheduler, steps, recorder)
+    with parts.updates.attaching():
+        _watch_update(scheduler, steps, parts.updates)
+    with parts.requests.attaching():
+        _watch_arrival(scheduler, parts.requests, requests)
+        _watch_end(scheduler, steps, parts.requests, requests)
+        _watch_abort(scheduler, steps, parts.requests)
+
+
+def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
+    original, this = required_method(scheduler, "schedule"), reference(scheduler)
+    now = time.monotonic_ns
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        began = now()
+        output = original(this(), *args, **kwargs)
+        try:
+            steps.scheduled(output, began, now())
+        except Exception as error:
+            recorder.fail("schedule", error)
+        return output
+
+    recorder.on_stop(put(scheduler, "schedule", schedule))
+
+
+def _watch_update(scheduler: Any, steps: Steps, part: Part) -> None:
+    original, this = required_method(scheduler, "update_from_output"), reference(scheduler)
+    now = time.monotonic_ns
+
+    def update_from_output(*args: Any, **kwargs: Any) -> Any:
+        steps.updating, began = True, now()
+        try:
+            return original(this(), *args, **kwargs)
+        finally:
+            try:
+                steps.updated(began)
+            except Exception as error:
+                part.fail("update_from_output", error)
+
+    part.on_stop(put(scheduler, "update_from_output", update_from_output))
+
+
+def _watch_arrival(scheduler: Any, part: Part, requests: Requests) -> None:
+    original, this = required_method(scheduler, "add_request"), reference(scheduler)
+
+    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            requests.number(request, time.monotonic_ns())
+        except Exception as error:
+            part.fail("add_request", error)
+        return original(this(), request, *args, **kwargs)
+
+    part.on_stop(put(scheduler, "add_request", add_request))
+
+
+def _watch_end(scheduler: Any, steps: Steps, part: Part, requests: Requests) -> None:
+    original, this = required_method(scheduler, "_free_request"), reference(scheduler)
+
+    def _free_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            requests.finish(request, time.monotonic_ns())
+            steps.forget_prefill(request.request_id)
+        except Exception as error:
+            part.fail("_free_request", error)
+        return original(this(), request, *args, **kwargs)
+
+    part.on_stop(put(scheduler, "_free_request", _free_request))
+
+
+def _watch_abort(scheduler: Any, steps: Steps, part: Part) -> None:
+    original, this = required_method(scheduler, "finish_requests"), reference(scheduler)
+
+    def finish_requests(*args: Any, **kwargs: Any) -> Any:
+        result = original(this(), *args, **kwargs)
+        try:
+            if steps.has_news:
+                steps.settle()
+        except Exception as error:
+            part.fail("finish_requests", error)
+        return result
+
+    part.on_stop(put(scheduler, "finish_requests", finish_requests))
+
+
+def _request_counts(scheduler: Any) -> tuple[int, int]:
+    """Running and waiting requests, where the scheduler does not count them itself."""
+    return len(scheduler.running), len(scheduler.waiting)
+
+
+def _free_counts_of(pools: list[Any]) -> Callable[[], Sequence[int]]:
+    """What counts the free blocks of each of these pools, which it does not keep alive."""
+    counters = [(required_method(pool, "get_num_free_blocks"), reference(pool)) for pool in pools]
+    if len(counters) > 1:
+        return lambda: [count(pool()) for count, pool in counters]
+    ((count, pool),) = counters
+    return lambda: (count(pool()),)
+
+
+def _by_column(rows: list[Any]) -> Any:
+    """The running requests' data by column, where a release has it by request.
+
+    So has vLLM 0.8.5, and those after it up to the one that has ``req_ids``.
+    """
+    return SimpleNamespace(
+        req_ids=[row.req_id for row in rows],
+        new_block_ids=[_by_group(row.new_block_ids) for row in rows],
+        num_computed_tokens=[row.num_computed_tokens for row in rows],
+        resumed_from_preemption=[row.resumed_from_preemption for row in rows],
+    )
+
+
+def _by_group(block_ids: Any) -> Any:
+    """Lists of block ids, one a group: vLLM 0.8.5, with its one group, has no list around it."""
+    return [block_ids] if block_ids and isinstance(block_ids[0], int) else block_ids
+
+
+def _resumed(cached: Any) -> set[str]:
+    """Ids of the requests that run again after a preemption, where a release has no set of them."""
+    return set(compress(cached.req_ids, getattr(cached, "resumed_from_preemption", ())))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watch one engine's KV cache: its scheduler, its KV cache manager and its block pools."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from typing import Any
+
+from profilemate import config
+from profilemate.format import session
+from profilemate.hooks import targets
+from profilemate.hooks.kv import block_pool, facts, kv_cache_manager, steps
+from profilemate.hooks.kv.requests import Requests, hashes_of
+from profilemate.hooks.parts import EngineParts
+from profilemate.hooks.producers import open_journal
+from profilemate.messages import give_up, say
+from profilemate.record import launch
+
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def watch(scheduler: Any) -> None:
+    """Begin to record what this scheduler does. Never raises; says in one line why it cannot."""
+    if scheduler in _watched:
+        return
+    settings = config.read(os.environ)
+    if not settings.enabled:
+        return
+    _watched.add(scheduler)
+    try:
+        _watch(scheduler, settings)
+    except session.SessionError as error:
+        give_up(str(error))
+    except Exception as error:
+        version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
+        give_up(
+            f"this vLLM ({version}) is not one that profilemate knows "
+            f"({type(error).__name__}: {error})"
+        )
+
+
+def _watch(scheduler: Any, settings: config.Config) -> None:
+    manager = scheduler.kv_cache_manager
+    pools = _pools(manager)
+    rank = facts.engine_rank(scheduler.vllm_config)
+    described = facts.describe(scheduler, pools)
+    opened = open_journal(settings, "engine", rank, described)
+    if opened is None:
+        return
+    place, recorder = opened
+    tabled = facts.is_tabled(scheduler, pools)
+    requests = Requests(
+        recorder,
+        place.founding.key,
+        hashes_of(manager),
+        hashes_on_finish=not facts.is_plain(scheduler),
+        told_by_content=facts.told_by_content(scheduler, pools),
+    )
+    parts = EngineParts(recorder, requests)
+    recorded_steps = steps.Steps(scheduler, pools, recorder, parts, requests, tabled=tabled)
+    context = block_pool.FreeContext()
+    try:
+        steps.watch(scheduler, recorded_steps, recorder, parts, requests)
+    except Exception as error:
+        recorder.fail("attaching", error)
+        recorder.close()
+        return
+    with parts.blocks.attaching():
+        for number, pool in enumerate(pools):
+            block_pool.watch(
+                pool,
+                number,
+                parts.blocks,
+                requests,
+                context,
+                recorded_steps.settle,
+                alone=len(pools) == 1,
+                tabled=tabled,
+                evicts_directly=facts.has_mamba(scheduler),
+            )
+    forget_prefill = recorded_steps.forget_prefill
+    with parts.frees.attaching():
+        kv_cache_manager.watch_frees(
+            manager, parts.frees, requests, context, forget_prefill, tabled=tabled
+        )
+    with parts.lookups.attaching():
+        kv_cache_manager.watch_lookups(manager, parts.lookups, requests)
+    owners = {
+        targets.POOL: pools,
+        targets.MANAGER: [manager],
+        targets.SCHEDULER: [scheduler],
+    }
+    recorder.status(methods=targets.told(owners, facts.versions()["vllm"] or ""))
+    weakref.finalize(scheduler, recorder.close)
+    launch.start(place.directory)
+    if settings.verbose:
+        say(f"engine {rank} records into {place.directory}")
+
+
+def _pools(manager: Any) -> list[Any]:
+    """The manager's block pools, its own first; a group may have one of its own."""
+    pools = [manager.block_pool]
+    coordinator = getattr(manager, "coordinator", None)
+    for group in getattr(coordinator, "single_type_managers", ()):
+        if not any(group.block_pool is pool for pool in pools):
+            pools.append(group.block_pool)
+    return pools

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does an engine do with these requests under this configuration?
+
+The scheduler, the KV cache manager and the block pool are vLLM's own; the loop around them is that
+of its engine core (``step`` and ``step_with_batch_queue`` in vllm/v1/engine/core.py), with a clock
+that is moved on by what each step takes and jumps to the next arrival where nothing is left to do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.whatif.clock import StepTime
+from analysis.whatif.configuration import Configuration
+from analysis.whatif.ids import Ids
+from analysis.whatif.workload import Workload
+from profilemate.simulation import parts
+from profilemate.simulation.contents import Contents
+from profilemate.simulation.figures import Figures
+
+TICK_SEC = 1e-6
+"""Sessions tell times to the microsecond."""
+
+
+@dataclass(slots=True)
+class Live:
+    """A request that has arrived and not ended.
+
+    ``answer``: its tokens, and ``after`` how many tokens it begins. ``since``: when the scheduler
+    was given it, as a session has it. ``known``: tokens it had when
+    it was admitted, which are prefill until they are computed; 0: it never was. ``computed``: what
+    it had computed when it was preempted, until it is back.
+    """
+
+    number: int
+    request: Any
+    answer: list[int]
+    after: int
+    since: float
+    known: int = 0
+    computed: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step in flight: what was scheduled, what the model returns, and the time it takes."""
+
+    scheduled: Any
+    answer: Any
+    seconds: float
+
+
+class Engine:
+    """One engine and its requests, from the first arrival to the last end.
+
+    Args:
+        model: a folder with a model's configuration.
+        configuration: what the engine is told.
+        workload: its requests.
+        step_time: what each step takes.
+        prefixes: of its requests, what tells them apart by less than a block; see ``Contents``.
+        begin_sec: what comes before this is warm-up, and not counted.
+        ended: is called with each request that ends, or never can.
+
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        configuration: Configuration,
+        workload: Workload,
+        step_time: StepTime,
+        *,
+        prefixes: Ids | None = None,
+        begin_sec: float = 0.0,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.figures = Figures()
+        self._configuration = configuration
+        self._workload = workload
+        self._step_time = step_time
+        self._begin_sec = begin_sec
+        self._ended = ended
+        self._contents = Contents(workload, prefixes)
+        self._make = parts.RequestMaker(configuration.block_size)
+        self._scheduler = _scheduler(model, configuration)
+        self._count_evictions()
+        self._clock = 0.0
+        self._next = 0
+        self._live: dict[str, Live] = {}
+        self._leaving: list[tuple[float, str]] = []
+        self._flight: deque[Step] = deque()
+
+    def run(self) -> Figures:
+        """Run all requests to their end."""
+        scheduler, arrivals = self._scheduler, self._workload.arrival_sec
+        while True:
+            if not self._live and not self._flight:
+                if self._next == len(self._workload):
+                    return self.figures
+                self._clock = max(self._clock, float(arrivals[self._next]))
+            now = self._clock + TICK_SEC
+            while self._next < len(self._workload) and arrivals[self._next] <= now:
+                self._arrive(self._next)
+                self._next += 1
+            self._leave()
+            scheduled = self._schedule() if scheduler.has_unfinished_requests() else 0
+            if self._flight and (not scheduled or len(self._flight) >= self._configuration.batches):
+                is_stuck = not scheduled and len(self._flight) == 1
+                self._update(self._flight.popleft())
+                if is_stuck and self._live:
+                    self._give_up()
+
+    @property
+    def _counts(self) -> bool:
+        return self._clock >= self._begin_sec
+
+    def _count_evictions(self) -> None:
+        """Watch each block of the pool that is to be handed out and loses its content by that."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        evict = pool._maybe_evict_cached_block
+
+        def counted(block: Any) -> Any:
+            had_content = evict(block)
+            self.figures.evictions += bool(had_content) and self._counts
+            return had_content
+
+        pool._maybe_evict_cached_block = counted
+
+    def _arrive(self, number: int) -> None:
+        workload = self._workload
+        prompt, output = int(workload.input_tokens[number]), int(workload.output_tokens[number])
+        configuration = self._configuration
+        # The last token of an answer is never computed.
+        held = prompt + max(output, 1) - 1
+        if -(-held // configuration.block_size) > configuration.num_blocks:
+            self._fail()
+            return
+        name = f"request {number:09}"
+        tokens, answer = self._contents(number)
+        goes_away = bool(workload.aborted[number]) and not output
+        request = self._make(
+            name,
+            tokens,
+            configuration.max_model_len if goes_away else max(output, 1),
+            priority=int(workload.priority[number]),
+            arrival_time=float(workload.arrival_sec[number]),
+        )
+        if goes_away:
+            self._leaving.append((float(workload.finish_sec[number]), name))
+        if workload.counts[number]:
+            arrival = float(workload.arrival_sec[number])
+            self.figures.begin_sec = min(self.figures.begin_sec, arrival)
+        self._live[name] = Live(number, request, answer, prompt, self._clock)
+        self._scheduler.add_request(request)
+
+    def _leave(self) -> None:
+        """Abort the requests whose clients go away before they had a token."""
+        for at, name in [leaving for leaving in self._leaving if leaving[0] <= self._clock]:
+            self._leaving.remove((at, name))
+            self._abort(name)
+
+    def _abort(self, name: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        if name in self._live:
+            self._scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        if self._workload.counts[self._live.pop(name).number]:
+            self.figures.end_sec = max(self.figures.end_sec, self._clock)
+        self._ended()
+
+    def _fail(self) -> None:
+        self.figures.failed_requests += 1
+        self._ended()
+
+    def _give_up(self) -> None:
+        """Take the request away that nothing can be scheduled for with the whole pool free."""
+        stuck = next(iter(self._scheduler.waiting), None) or self._scheduler.running[0]
+        self.figures.failed_requests += 1
+        self._abort(stuck.request_id)
+
+    def _schedule(self) -> int:
+        """Schedule a step; returns its tokens."""
+        scheduler, live = self._scheduler, self._live
+        before = [(request, request.num_computed_tokens) for request in scheduler.running]
+        output = scheduler.schedule()
+        for request, computed in before:
+            if request.status.name == "PREEMPTED":
+                live[request.request_id].computed = computed
+                self.figures.preemptions += self._counts
+        for data in output.scheduled_new_reqs:
+            one = live[data.req_id]
+            if not one.known:
+                self._admitted(one, data.num_computed_tokens)
+        prefill, tokens = self._prefill(output), output.total_num_scheduled_tokens
+        requests = len(output.num_scheduled_tokens)
+        self.figures.steps += bool(tokens) and self._counts
+        seconds = self._step_time.seconds(prefill, tokens - prefill, requests) if tokens else 0.0
+        self._flight.append(Step(output, parts.answer(scheduler, output, self._sample), seconds))
+        return int(tokens)
+
+    def _admitted(self, one: Live, found: int) -> None:
+        one.known = one.after
+        figures = self.figures
+        if self._counts:
+            figures.requests += 1
+            # Without prefix caching nothing is asked for.
+            figures.query_tokens += one.after * self._configuration.prefix_caching
+            figures.hit_tokens += found
+        if self._workload.counts[one.number]:
+            figures.waits.append(self._clock - one.since)
+
+    def _prefill(self, output: Any) -> int:
+        """Tokens of the step that are no decode; those that come back are counted on the way."""
+        prefill = 0
+        for name, tokens in output.num_scheduled_tokens.items():
+            one = self._live[name]
+            computed = one.request.num_computed_tokens - tokens
+            if one.computed is not None:
+                self.figures.recomputed_tokens += max(0, one.computed - computed) * self._counts
+                one.computed, one.known = None, one.request.num_tokens
+            prefill += min(tokens, max(0, one.known - computed))
+        return prefill
+
+    def _sample(self, request: Any) -> int:
+        """The token that follows what is computed; past the answer's end, none that matters."""
+        one = self._live[request.request_id]
+        at = request.num_computed_tokens - one.after
+        return one.answer[at] if at < len(one.answer) else 0
+
+    def _update(self, step: Step) -> None:
+        self._clock += step.seconds
+        self._scheduler.update_from_output(step.scheduled, step.answer)
+        for name in step.scheduled.num_scheduled_tokens:
+            if name in self._live and name not in self._scheduler.requests:
+                self._end(name)
+
+
+def _scheduler(model: Path, configuration: Configuration) -> Any:
+    settings: dict[str, Any] = {
+        "max_num_seqs": configuration.max_num_seqs,
+        "max_num_batched_tokens": configuration.max_num_batched_tokens,
+        "enable_prefix_caching": configuration.prefix_caching,
+        "scheduling_policy": configuration.policy,
+        "enable_chunked_prefill": configuration.chunked_prefill,
+        "max_model_len": configuration.max_model_len,
+        "async_scheduling": configuration.async_scheduling,
+        "max_num_active_seqs": configuration.max_num_active_seqs,
+        "max_num_scheduled_tokens": configuration.max_num_scheduled_tokens,
+        "scheduler_reserve_full_isl": configuration.scheduler_reserve_full_isl,
+        "watermark": configuration.watermark,
+        "long_prefill_token_threshold": configuration.long_prefill_token_threshold,
+    }
+    told = {name: value for name, value in settings.items() if value is not None}
+    return parts.build_scheduler(
+        model, configuration.gpu_blocks, block_size=configuration.block_size, **told
+    )

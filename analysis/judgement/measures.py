@@ -24,7 +24,7 @@ from analysis.summary import Summary
 Better = Literal["higher", "lower"]
 
 _NO_ROOM = ("no_blocks", "whole_prompt", "watermark", "blocks")
-"""Reasons of ``analysis.requests.waiting`` for which more blocks would have admitted the request."""
+"""Reasons of ``analysis.requests.waiting`` for which more blocks would have admitted a request."""
 
 
 @dataclass(frozen=True)

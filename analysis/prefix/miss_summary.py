@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of the prompts was not found for which reason, and what would have found it?
 
-``analysis.prefix.misses`` says the reason of each block; this sums them up. Every token of an
-admitted request's prompt is found, or missed with a reason, or in the last block, which is not full.
+``misses`` says the reason of each block; this sums them up. Every token of an admitted request's
+prompt is found, or missed with a reason, or in the last block, which is not full.
 """
 
 from __future__ import annotations

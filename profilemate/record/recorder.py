@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hot path: where hooks keep what happened, until it is written.
 
-A hook appends one tuple for an event (``profilemate.record.encode`` has them) and no more. The hook
-that ends a step says so by ``step_ended``, which puts a mark behind it: what is before a mark is taken,
-whole, by the thread that packs and writes, ``profilemate.record.writer``. It takes from the front of
-the list, hooks touch its end alone, and each does so by one call at a time, so neither needs a lock.
+A hook appends one tuple for an event (see ``encode``) and no more. The hook that ends a step calls
+``step_ended``, which puts a mark behind it. The thread that packs and writes (see ``writer``) takes
+what is before a mark, whole. It takes from the front of the list, hooks touch its end alone, and
+each does so by one call at a time, so neither needs a lock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found, as JSON for programs. ``docs/analyzer.md`` documents every key of a summary,
+"""What was found, as JSON for programs. ``docs/json.md`` documents every key of a summary,
 ``docs/compare-and-check.md`` those of a comparison and of a check, ``docs/sweep.md`` a sweep's,
-``docs/whatif.md`` those of a replay, ``docs/plan.md`` those of a plan.
+``docs/whatif.md`` those of a simulation, ``docs/plan.md`` those of a plan.
 
 The keys are the names of the dataclasses' fields. A figure that is not known, or of which there
 is none, is null; there is no NaN and no infinity.

@@ -7,7 +7,7 @@ made the scheduler stop admitting. The rules are those of ``Scheduler.schedule``
 admits while tokens are left in the step, and places among the running; the head of the queue must
 have its adapter, and then its blocks (``KVCacheManager.allocate_slots``). What a step's row, the
 pool's state and the lookup of the head decide is exact; the rest is inferred, as
-``docs/analyzer.md`` says.
+``docs/concepts.md`` says.
 
 A step's reason holds for all that wait, until the next step of the engine.
 """

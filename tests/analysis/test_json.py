@@ -19,7 +19,7 @@ from tests.analysis.test_prefix_cache import eight_alike
 from tests.analysis.test_rent import two_that_share
 from tests.analysis.test_text import busy
 
-DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "analyzer.md"
+DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "json.md"
 
 
 def json_of(session: SessionBuilder) -> Any:

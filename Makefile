@@ -7,7 +7,7 @@ JOBS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-cuda lint matrix bench
+.PHONY: help env demo test test-cuda lint matrix bench docs
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -36,3 +36,18 @@ matrix: env ## check the tables on many vLLM releases (network): docs/releases.m
 
 bench: env ## measure what profiling costs, against the targets; ARGS='loop journal' for some, ARGS=--help lists them
 	@'$(RUN)' -m benchmarks $(ARGS)
+
+# The site's tools have an environment of their own, made anew when their list changes.
+DOCS := .docs
+DOCS_TOOLS := $(DOCS)/tools/.made
+
+docs: $(DOCS_TOOLS) ## build the documentation as a site, in .docs/site; a broken link is an error
+	@rm -rf $(DOCS)/source $(DOCS)/site && mkdir $(DOCS)/source
+	@cp -r README.md CONTRIBUTING.md CHANGELOG.md docs $(DOCS)/source
+	@$(DOCS)/tools/bin/zensical build --clean --strict
+	@echo "$(DOCS)/site/index.html"
+
+$(DOCS_TOOLS): requirements/docs.txt
+	@python=$$(PYTHON='$(PYTHON)' sh scripts/find-python.sh) && "$$python" -m venv --clear $(DOCS)/tools
+	@$(DOCS)/tools/bin/python -I -m pip install -q --no-deps --only-binary :all: --disable-pip-version-check -r $<
+	@touch $@

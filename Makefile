@@ -20,7 +20,7 @@ demo: env ## profile a tiny model on a real vLLM server and show the analysis (n
 	@'$(RUN)' demo/run.py
 
 test: env ## run the tests; ARGS='-k name' goes to pytest
-	@'$(RUN)' -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@'$(RUN)' -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-cuda: env ## run the tests of vLLM's CUDA build, under CUDA_RUN='a command with a GPU': docs/cuda.md
 	@test -n '$(CUDA_RUN)' || { echo "say CUDA_RUN='a command under which python has vLLM and a GPU'" >&2; exit 2; }

@@ -18,6 +18,20 @@ settings.register_profile("explore", deadline=None, max_examples=2_000)
 settings.load_profile("steady")
 
 
+# The tests that take longest begin first: what begins last, the others wait for.
+SLOW_FIRST = ("tests/engine/", "tests/releases/", "tests/kv/", "tests/plan/", "tests/sweep/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the slow folders first; the order within each stays."""
+
+    def place(item: pytest.Item) -> int:
+        slow = [item.nodeid.startswith(folder) for folder in SLOW_FIRST]
+        return slow.index(True) if any(slow) else len(slow)
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the configuration of a tiny Llama."""

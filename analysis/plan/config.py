@@ -18,6 +18,7 @@ from analysis.errors import RuleError
 from analysis.plan.entries import FILE, Config
 from analysis.plan.model import MOST_LAYERS, Attention, Layer, Model, State
 from analysis.plan.parameters import estimate
+from analysis.plan.sizes import element_bytes
 
 _NOT_KNOWN = {
     "index_topk": "a sparse attention's index",
@@ -233,8 +234,6 @@ def _mamba2(config: Config) -> State:
     heads = config.whole("mamba_heads", "mamba_n_heads", "mamba_num_heads")
     head = config.whole("mamba_head_size", "mamba_d_head", "mamba_head_dim")
     state = config.whole("state_size", "mamba_d_state", "ssm_state_size")
-    precise = config.family == "nemotron_h"
-    stated = config.get("mamba_ssm_cache_dtype") or ("float32" if precise else None)
     return State(
         kind="Mamba 2",
         channels=config.count("mamba_d_ssm") or heads * head,
@@ -242,9 +241,17 @@ def _mamba2(config: Config) -> State:
         elements=heads * head * state,
         state_groups=config.whole("mamba_groups", "mamba_n_groups", "n_groups"),
         state_size=state,
-        element_bytes=4 if precise and stated == "float32" else None,
+        element_bytes=_stated_element_bytes(config),
         checkpoints=1,
     )
+
+
+def _stated_element_bytes(config: Config) -> int | None:
+    """Bytes of a number of a state where the model's family has a type of its own for them."""
+    if config.family != "nemotron_h":
+        return None
+    stated = str(config.get("mamba_ssm_cache_dtype") or "float32")
+    return None if stated == "auto" else element_bytes(stated, "mamba_ssm_cache_dtype")
 
 
 def _gated_delta_net(config: Config) -> State:

@@ -56,11 +56,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_pool_is_vllms(case: Case, truth: dict[str, Any]) -> None:
     told = truth[str(case)]
-    batches = told["in_flight_tokens"] // told["batched_tokens"]
-    settings = settings_of(
-        case, max_num_batched_tokens=told["batched_tokens"], in_flight_batches=batches
-    )
-    planned = plan(model_of(case), settings)
+    planned = plan(model_of(case), settings_of(case))
     assert planned.pool is not None
     assert planned.pool.blocks == told["blocks"]
     assert planned.pool.tokens == told["tokens"]

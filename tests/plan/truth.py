@@ -104,8 +104,11 @@ AVX512_BF16 = ("cpu-avx512-bf16", "cpu-amx")
 
 
 def main(out: Path) -> None:
-    """Write what vLLM makes of each case."""
-    found = {}
+    """Write what vLLM makes of each case, and its checks of the processor here."""
+    import torch
+
+    checks = (torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_amx_tile_supported())
+    found: dict[str, Any] = {"here": checks}
     _begin()
     for case in CASES:
         with _on(case.platform):
@@ -254,7 +257,11 @@ def _measure(case: Case) -> dict[str, Any]:
         }
         for each in zip(*(one.kv_cache_groups for one in made), strict=True)
     ]
+    recorded = None
+    if case.platform != "gpu" and config.model_config.is_hybrid:
+        recorded = _recorded(config, made[0], tokens, concurrency)
     return {
+        "recorded": recorded,
         "blocks": made[0].num_blocks,
         "tokens": tokens,
         "concurrency": concurrency,
@@ -264,6 +271,22 @@ def _measure(case: Case) -> dict[str, Any]:
         "in_flight_tokens": config.max_in_flight_tokens,
         "batched_tokens": config.scheduler_config.max_num_batched_tokens,
     }
+
+
+def _recorded(config: Any, cache: Any, tokens: int, concurrency: float) -> dict[str, Any]:
+    """What the hooks tell of an engine that serves it."""
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    from profilemate.hooks import facts
+
+    settings = config.cache_config
+    settings.num_gpu_blocks = cache.num_blocks
+    settings.kv_cache_size_tokens, settings.kv_cache_max_concurrency = tokens, concurrency
+    sizes = resolve_kv_cache_block_sizes(cache, config)
+    scheduler = Scheduler(config, cache, StructuredOutputManager(config), *sizes)
+    return facts.describe(scheduler, [scheduler.kv_cache_manager.block_pool])
 
 
 def _asked(case: Case) -> dict[str, Any]:

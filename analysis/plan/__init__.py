@@ -8,7 +8,8 @@ lets vLLM make the groups in place of ``groups.group``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.plan import capacity
@@ -17,6 +18,7 @@ from analysis.plan.explain import Step, steps
 from analysis.plan.groups import Grouping, Layout, group
 from analysis.plan.model import About, Model, about
 from analysis.plan.settings import Settings, check, check_count
+from analysis.plan.specs import asked_block_size
 from analysis.plan.weights import Weights, measure
 
 
@@ -75,6 +77,7 @@ def plan(
     check(settings)
     check_count("--average-len", average_len)
     check_count("--worst-len", worst_len)
+    settings = replace(settings, block_size=asked_block_size(model, settings))
     layout = capacity.lay_out(model, settings, grouping)
     weights = measure(model, settings, folder)
     left = capacity.memory(settings, weights, layout)
@@ -131,8 +134,9 @@ def _notes(
     notes = []
     if left is not None and left.kv_bytes <= 0:
         notes.append(
-            "The weights and the rest take more than vLLM may: no KV cache. It takes more GPUs "
-            "(--tensor-parallel-size, --pipeline-parallel-size) or smaller weights."
+            f"The weights and the rest take more than vLLM may: no KV cache. It takes more "
+            f"{settings.platform.device}s (--tensor-parallel-size, --pipeline-parallel-size) or "
+            "smaller weights."
         )
     if made is not None and made.longest < most:
         fits = f"--max-model-len {made.longest} does" if made.longest else "No length does"
@@ -141,10 +145,7 @@ def _notes(
         )
     given = settings.blocks is not None or settings.kv_bytes is not None
     if left is not None and not settings.other_bytes and not given:
-        notes.append(
-            "Activations, CUDA graphs and what torch does not allocate are not counted: give "
-            "them with --other-memory. A session tells them: profilemate plan --session SESSION."
-        )
+        notes.append(_other_memory(settings))
     if left is not None and weights is not None and weights.is_estimate:
         notes.append("The weights are an estimate: name the folder with the model's files.")
     if weights is None and settings.gpu_bytes is not None and not given:
@@ -152,9 +153,31 @@ def _notes(
             "What the weights take is not known, so neither is what is left for the KV cache: "
             "give --weights or --parameters."
         )
-    if any(one.kind == "latent" for one in layout.groups) and settings.block_size == 16:
-        notes.append(
+    if any(one.kind == "latent" for one in layout.groups):
+        notes += _latent(settings)
+    return notes
+
+
+def _other_memory(settings: Settings) -> str:
+    if settings.platform.device == "CPU":
+        return (
+            "What vLLM's process takes beside the weights is not counted: give it with "
+            "--other-memory."
+        )
+    return (
+        "Activations, CUDA graphs and what torch does not allocate are not counted: give "
+        "them with --other-memory. A session tells them: profilemate plan --session SESSION."
+    )
+
+
+def _latent(settings: Settings) -> Iterator[str]:
+    if settings.platform.latent_block:
+        yield (
+            f"Without AMX latent attention takes blocks of {settings.platform.latent_block} "
+            "tokens alone, and vLLM caches no prefixes."
+        )
+    elif settings.platform.device == "GPU" and settings.block_size == 16:
+        yield (
             "Attention backends for latent attention often ask for blocks of 64 or 128 tokens, "
             "and vLLM gives them: see --block-size."
         )
-    return notes

@@ -11,7 +11,7 @@ from analysis.errors import RuleError
 from analysis.plan.groups import Group, Grouping, Layout
 from analysis.plan.model import Attention, Model
 from analysis.plan.settings import Settings
-from analysis.plan.specs import kv_element_bytes, stages, without_windows
+from analysis.plan.specs import asked_block_size, kv_element_bytes, stages, without_windows
 from analysis.plan.weights import Weights
 
 UTILIZATIONS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.95)
@@ -222,11 +222,18 @@ def by_block_size(
     tokens: int, model: Model, settings: Settings, weights: Weights | None, grouping: Grouping
 ) -> Iterator[ByBlockSize]:
     """The pool and a sequence of so many tokens with blocks of other sizes."""
-    for size in sorted({*BLOCK_SIZES, settings.block_size}):
+    asked = asked_block_size(model, settings)
+    for size in sorted({*BLOCK_SIZES, asked}):
         there = replace(settings, block_size=size)
-        if settings.blocks is not None and size != settings.block_size:
+        if asked_block_size(model, there) != size:
             continue
-        layout = lay_out(model, there, grouping)
+        if settings.blocks is not None and size != asked:
+            continue
+        try:
+            layout = lay_out(model, there, grouping)
+        except RuleError:
+            # With the size that was asked for it could be done, so this size is what is refused.
+            continue
         count = blocks_of(there, memory(there, weights, layout), layout)
         yield ByBlockSize(
             block_size=size,

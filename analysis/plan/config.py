@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import RuleError
+from analysis.plan.entries import FILE, Config
 from analysis.plan.model import MOST_LAYERS, Attention, Layer, Model, State
 from analysis.plan.parameters import estimate
-
-FILE = "config.json"
+from analysis.plan.sizes import element_bytes
 
 _NOT_KNOWN = {
     "index_topk": "a sparse attention's index",
@@ -34,67 +34,6 @@ _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
 _ALTERNATING = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3_text": 6, "gemma3": 6}
 """Families of which every n-th layer attends to everything, the others within a window."""
 _PLAIN_MAMBA = ("mamba", "mamba2", "falcon_mamba")
-
-
-class Config:
-    """The entries of a config.json, each noted with the figure that it gave."""
-
-    def __init__(self, entries: Mapping[str, Any], name: str) -> None:
-        text = entries.get("text_config")
-        inner = text if isinstance(text, Mapping) else {}
-        self._entries = {**entries, **{key: value for key, value in inner.items() if value != []}}
-        self.name = name
-        self.sources: dict[str, str] = {}
-
-    def get(self, *keys: str) -> Any:
-        """The first of these entries that there is, None where there is none."""
-        values = map(self._entries.get, keys)
-        return next((value for value in values if value is not None), None)
-
-    def whole(self, figure: str, *keys: str, default: int | None = None) -> int:
-        """The whole number, from 1 on, that the first of these entries states.
-
-        Raises:
-            RuleError: none of them is there, or it is no such number.
-
-        """
-        for key in keys:
-            value = self._entries.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**9:
-                raise RuleError(f"{self.name}: {key} is {value!r}, not a whole number from 1 on")
-            self.sources[figure] = f"{FILE}: {key}"
-            return value
-        if default is None:
-            raise RuleError(
-                f"{self.name} has no {' or '.join(keys)}; give --layers, --kv-heads and "
-                "--head-size in its place"
-            )
-        return default
-
-    def count(self, *keys: str, default: int = 0) -> int:
-        """The number, 0 or more, that the first of these entries states.
-
-        Raises:
-            RuleError: it is no such number.
-
-        """
-        value = self.get(*keys)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
-            raise RuleError(f"{self.name}: {keys[0]} is {value!r}, not a whole number")
-        return value
-
-    def words(self, *keys: str) -> list[Any]:
-        """The list of the first of these entries, empty where there is none."""
-        value = self.get(*keys)
-        return value if isinstance(value, list) else []
-
-    @property
-    def family(self) -> str:
-        return str(self.get("model_type") or "")
 
 
 def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
@@ -295,8 +234,6 @@ def _mamba2(config: Config) -> State:
     heads = config.whole("mamba_heads", "mamba_n_heads", "mamba_num_heads")
     head = config.whole("mamba_head_size", "mamba_d_head", "mamba_head_dim")
     state = config.whole("state_size", "mamba_d_state", "ssm_state_size")
-    precise = config.family == "nemotron_h"
-    stated = config.get("mamba_ssm_cache_dtype") or ("float32" if precise else None)
     return State(
         kind="Mamba 2",
         channels=config.count("mamba_d_ssm") or heads * head,
@@ -304,9 +241,17 @@ def _mamba2(config: Config) -> State:
         elements=heads * head * state,
         state_groups=config.whole("mamba_groups", "mamba_n_groups", "n_groups"),
         state_size=state,
-        element_bytes=4 if precise and stated == "float32" else None,
+        element_bytes=_stated_element_bytes(config),
         checkpoints=1,
     )
+
+
+def _stated_element_bytes(config: Config) -> int | None:
+    """Bytes of a number of a state where the model's family has a type of its own for them."""
+    if config.family != "nemotron_h":
+        return None
+    stated = str(config.get("mamba_ssm_cache_dtype") or "float32")
+    return None if stated == "auto" else element_bytes(stated, "mamba_ssm_cache_dtype")
 
 
 def _gated_delta_net(config: Config) -> State:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from analysis.plan.capacity import Memory, Pool
 from analysis.plan.groups import Group, Layout
-from analysis.plan.model import Attention, Model
+from analysis.plan.model import Attention, Model, State
 from analysis.plan.settings import Settings
-from analysis.plan.specs import kv_element_bytes
+from analysis.plan.specs import asked_block_size, block_size, kv_element_bytes
+from analysis.plan.states import shape, state_bytes
 from analysis.plan.weights import Weights
 
 
@@ -38,6 +39,8 @@ def steps(
     """The arithmetic from the configuration to sequences at once."""
     return (
         *_tokens(model, settings),
+        *_states(model, settings),
+        _block_size(model, settings),
         *_blocks(layout, settings),
         *_memory(settings, layout, weights, memory),
         *_pool(settings, layout, memory, pool, most),
@@ -81,6 +84,52 @@ def _tokens(model: Model, settings: Settings) -> Iterator[Step]:
         )
 
 
+def _states(model: Model, settings: Settings) -> Iterator[Step]:
+    for layer in dict.fromkeys(one for one in model.cached if isinstance(one, State)):
+        found = shape(layer, model, settings)
+        yield Step(
+            f"Of a state, a layer ({layer.kind}) on a {settings.platform.device}",
+            f"{found.inputs:,} x {found.input_bytes} B + "
+            f"{found.elements:,} x {found.element_bytes} B",
+            state_bytes(layer, model, settings),
+            "bytes",
+            f"inputs of the convolution + recurrent state; {_state_type(layer, settings)}",
+        )
+
+
+def _state_type(layer: State, settings: Settings) -> str:
+    """Where the type of the recurrent state comes from."""
+    platform = settings.platform
+    if settings.state_dtype is not None:
+        return f"the session's mamba_ssm_cache_dtype: {settings.state_dtype}"
+    if layer.element_bytes is not None:
+        return "the type that the model states"
+    if platform.float32_states:
+        return f"float32 on a {platform.device} {platform.about}"
+    return f"the model's type on a {' '.join((platform.device, platform.about)).strip()}"
+
+
+def _block_size(model: Model, settings: Settings) -> Step:
+    """Tokens of a block, and what made them more than those that were asked for."""
+    platform = settings.platform
+    asked, found = asked_block_size(model, settings), block_size(model, settings)
+    if found == asked:
+        return Step(
+            "Tokens of a block",
+            f"{asked:,}",
+            found,
+            "tokens",
+            f"--block-size; {platform.block_size} by default on a {platform.device}",
+        )
+    return Step(
+        "Tokens of a block",
+        f"as many as take a state, in multiples of {max(asked, platform.kernel_block):,}",
+        found,
+        "tokens",
+        f"--block-size, and the {platform.kernel_block} of a {platform.device}'s kernels",
+    )
+
+
 def _heads(layer: Attention) -> str:
     if layer.latent:
         return f"{layer.head_size} numbers"
@@ -93,7 +142,7 @@ def _blocks(layout: Layout, settings: Settings) -> Iterator[Step]:
     for kind in dict.fromkeys(map(_about, layout.groups)):
         alike = [group for group in layout.groups if _about(group) == kind]
         yield Step(
-            f"Of a block, a layer ({kind[0]}) on a GPU",
+            f"Of a block, a layer ({kind[0]}) on a {settings.platform.device}",
             _page(alike[0], settings),
             alike[0].page_bytes,
             "bytes",
@@ -107,7 +156,11 @@ def _blocks(layout: Layout, settings: Settings) -> Iterator[Step]:
     else:
         arithmetic = f"{widest.layers} layers of a group x {widest.page_bytes:,}"
     yield Step(
-        "Of a block of the pool, on a GPU", arithmetic, largest, "bytes", "one pool for all groups"
+        f"Of a block of the pool, on a {settings.platform.device}",
+        arithmetic,
+        largest,
+        "bytes",
+        "one pool for all groups",
     )
 
 
@@ -125,12 +178,13 @@ _KINDS = {
 
 def _page(group: Group, settings: Settings) -> str:
     if group.token_bytes:
-        each = f"{group.token_bytes:,} B a token on a GPU x {group.block_size:,} tokens"
+        device = settings.platform.device
+        each = f"{group.token_bytes:,} B a token on a {device} x {group.block_size:,} tokens"
         plain = group.token_bytes * group.block_size
     else:
         each, plain = f"{group.state_bytes:,} B a state", group.state_bytes
     if settings.tensor_parallel > 1:
-        each += f" (of {settings.tensor_parallel} GPUs)"
+        each += f" (of {settings.tensor_parallel} {settings.platform.device}s)"
     return each if plain == group.page_bytes else f"{each}, padded to the other layers' blocks"
 
 
@@ -139,8 +193,9 @@ def _memory(
 ) -> Iterator[Step]:
     if memory is None or weights is None:
         return
+    device = settings.platform.device
     yield Step(
-        "Memory that vLLM may take of a GPU",
+        f"Memory that vLLM may take of a {device}",
         f"{memory.gpu_bytes:,} x {settings.gpu_memory_utilization:g}",
         memory.requested_bytes,
         "bytes",
@@ -149,8 +204,8 @@ def _memory(
     gpus = settings.tensor_parallel * settings.pipeline_parallel
     where = f" of {gpus}, stage {memory.stage}" if settings.pipeline_parallel > 1 else f" of {gpus}"
     yield Step(
-        "Weights on a GPU",
-        f"{weights.total_bytes:,}" + (f" over the GPUs, one{where}" if gpus > 1 else ""),
+        f"Weights on a {device}",
+        f"{weights.total_bytes:,}" + (f" over the {device}s, one{where}" if gpus > 1 else ""),
         memory.weight_bytes,
         "bytes",
         f"{'estimate: ' if weights.is_estimate else ''}{weights.source}",

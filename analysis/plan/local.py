@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from analysis.errors import RuleError
-from analysis.plan.config import FILE
+from analysis.plan.entries import FILE
 
 
 def find(name: str) -> Path:

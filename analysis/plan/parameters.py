@@ -7,12 +7,10 @@ named here; biases and norms of a few thousand numbers are left out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from analysis.plan.entries import Config
 from analysis.plan.model import Layer, Parameters, State
-
-if TYPE_CHECKING:
-    from analysis.plan.config import Config
 
 _TWO_MATRICES = ("gpt2", "opt", "nemotron_h", "falcon", "phi", "gpt_neox", "starcoder2", "gptj")
 """Families whose feed-forward part has no gate."""

@@ -15,11 +15,12 @@ from typing import Any
 
 from analysis.errors import RuleError, SessionError
 from analysis.gpu.memory import StartUp, measure
-from analysis.plan import Plan, capacity, config, local, plan
+from analysis.plan import Plan, capacity, config, local, plan, platforms
 from analysis.plan.capacity import Memory, Pool
 from analysis.plan.groups import Grouping, Layout, group
-from analysis.plan.model import Attention, Model
+from analysis.plan.model import Attention, Model, State
 from analysis.plan.settings import Settings
+from analysis.plan.specs import block_size
 from analysis.tables import facts as session_facts
 from analysis.tables.facts import Facts
 from analysis.tables.metadata import flag, part, text, whole
@@ -84,13 +85,17 @@ def settings_of(session: Session) -> Settings:
     asynchronous = flag(part(metadata, "scheduler").get("async_scheduling"))
     stages = found.pipeline_parallel or 1
     second = text(part(metadata, "cuda_graphs").get("runner")) == "V2" or stages == 1
+    state_dtype = text(part(metadata, "cache").get("mamba_ssm_cache_dtype"))
+    latent = {one.block_size or 0 for one in found.groups if one.kind == "MLAAttentionSpec"}
     return Settings(
+        platform=platforms.recorded(found.device, state_dtype, latent),
         gpu_bytes=None if told is None else told.total_bytes,
         gpu_source="the session's start-up",
         gpu_memory_utilization=found.gpu_memory_utilization or 1.0,
         max_model_len=found.max_model_len,
         block_size=min(sizes),
         kv_cache_dtype=found.cache_dtype or "auto",
+        state_dtype=state_dtype,
         tensor_parallel=found.tensor_parallel or 1,
         pipeline_parallel=stages,
         prefix_caching=found.prefix_caching is not False,
@@ -180,7 +185,7 @@ def against(
     """
     found = session_facts.read(session)
     told = measure(session, found).start_up
-    notes = []
+    notes = list(_states(model, settings))
 
     def planned(changed: Settings) -> Plan:
         return plan(
@@ -211,6 +216,20 @@ def against(
     figures = tuple(_figures(model, made, found, told, has_weights=has_weights, given=bool(given)))
     name = text(session.metadata.get("session_id")) or session.directory.name
     return Reality(name, made, figures, tuple(notes))
+
+
+def _states(model: Model, settings: Settings) -> Iterator[str]:
+    """What is not known of the states of an engine that ran on a CPU."""
+    platform = settings.platform
+    if platform.float32_states is not None or not any(isinstance(x, State) for x in model.cached):
+        return
+    precise = replace(settings, platform=replace(platform, float32_states=True))
+    # Blocks that are too short for states in float32 tell that these were not.
+    if block_size(model, precise) == block_size(model, settings):
+        yield (
+            "The session does not tell the type of its states. On a processor with AVX512-BF16 "
+            f"vLLM keeps them in float32: --platform {platforms.BF16_CPU.name}."
+        )
 
 
 def _figures(

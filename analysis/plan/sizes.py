@@ -11,7 +11,7 @@ from analysis.errors import RuleError
 GIB = 2**30
 
 MOST_BYTES = 2**50
-"""More than any GPU has."""
+"""More than any GPU or CPU has."""
 
 _UNITS: Mapping[str, int] = {
     "": 1,
@@ -83,6 +83,19 @@ def gpu_memory(text: str) -> tuple[int, str]:
     if not 0 < found < MOST_BYTES:
         raise RuleError(f"--gpu {text!r}: no GPU has that much memory; write 80GiB")
     return found, "--gpu"
+
+
+def cpu_memory(text: str) -> tuple[int, str]:
+    """The bytes of a CPU's memory, and where they come from.
+
+    Raises:
+        RuleError: it is no size.
+
+    """
+    found = size(text)
+    if not 0 < found < MOST_BYTES:
+        raise RuleError(f"--cpu-memory {text!r}: no CPU has that much memory; write 64GiB")
+    return found, "--cpu-memory"
 
 
 def element_bytes(dtype: str, option: str) -> int:

@@ -15,9 +15,7 @@ from analysis.errors import RuleError
 from analysis.plan.model import Attention, Layer, Model, State
 from analysis.plan.settings import Settings
 from analysis.plan.sizes import element_bytes
-
-KERNEL_BLOCK = 16
-"""Attention kernels on CUDA read blocks of a multiple of this many tokens."""
+from analysis.plan.states import state_bytes
 
 LATENT_BLOCK = 128
 """Beside states, those of latent attention ask for a multiple of this many."""
@@ -104,19 +102,46 @@ def kv_element_bytes(model: Model, settings: Settings) -> int:
     return element_bytes(settings.kv_cache_dtype, "--kv-cache-dtype")
 
 
+def asked_block_size(model: Model, settings: Settings) -> int:
+    """Tokens of a block as vLLM begins with them: those asked for, or the platform's."""
+    if settings.platform.latent_block and _is_latent(model):
+        return settings.platform.latent_block
+    return settings.block_size or settings.platform.block_size
+
+
 def block_size(model: Model, settings: Settings) -> int:
     """Tokens of a block: what is asked for, or as many as take no less than a state does, to
-    which vLLM then pads the states (``_align_hybrid_block_size``)."""
+    which vLLM then pads the states (``_align_hybrid_block_size``).
+
+    Raises:
+        RuleError: the platform's attention cannot read such blocks.
+
+    """
+    platform, found = settings.platform, _enlarged(model, settings)
+    takes_any = platform.device == "GPU" or (platform.latent_block and _is_latent(model))
+    if found % platform.kernel_block and not takes_any:
+        raise RuleError(
+            f"--block-size {found}: attention on a {platform.device} reads blocks of a multiple "
+            f"of {platform.kernel_block} tokens"
+        )
+    return found
+
+
+def _is_latent(model: Model) -> bool:
+    return any(isinstance(layer, Attention) and layer.latent for layer in model.cached)
+
+
+def _enlarged(model: Model, settings: Settings) -> int:
+    asked, kernel = asked_block_size(model, settings), settings.platform.kernel_block
     states = [layer for layer in model.cached if isinstance(layer, State)]
     tokens = [layer for layer in model.cached if isinstance(layer, Attention)]
     if not states or not tokens:
-        return settings.block_size
+        return asked
     token = _attention(tokens[0], model, settings, 1).token_bytes
     state = max(state_bytes(layer, model, settings) for layer in states)
-    step = max(KERNEL_BLOCK, settings.block_size, LATENT_BLOCK if tokens[0].latent else 0)
+    step = max(kernel, asked, LATENT_BLOCK if tokens[0].latent else 0)
     least = step * -(-state // (step * token))
-    least = KERNEL_BLOCK * -(-least // KERNEL_BLOCK)
-    return max(settings.block_size, least)
+    return max(asked, kernel * -(-least // kernel))
 
 
 def _spec(layer: Layer, model: Model, settings: Settings, size: int) -> Spec:
@@ -147,19 +172,6 @@ def _attention(layer: Attention, model: Model, settings: Settings, size: int) ->
         element_bytes=kv_element_bytes(model, settings),
         window=layer.window,
     )
-
-
-def state_bytes(layer: State, model: Model, settings: Settings) -> int:
-    """Bytes of a state on one GPU (vLLM's ``MambaStateShapeCalculator``)."""
-    gpus = settings.tensor_parallel
-    plain = element_bytes(model.dtype, "--dtype")
-    # Groups that cannot be divided are repeated, one on each GPU.
-    groups = layer.state_groups if layer.state_groups % gpus == 0 else gpus
-    channels = layer.channels + 2 * groups * layer.state_size
-    if channels % gpus or layer.elements % gpus:
-        raise RuleError(f"--tensor-parallel-size {gpus} does not divide the states of {model.name}")
-    conv = channels // gpus * layer.conv_steps * plain
-    return conv + layer.elements // gpus * (layer.element_bytes or plain)
 
 
 def _longest(model: Model, settings: Settings) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from analysis.plan.groups import Grouping
     from analysis.plan.model import Model
     from analysis.plan.reality import Reality
+    from analysis.plan.settings import Settings
 
 
 def _option(name: str, text: str, metavar: str) -> Any:
@@ -55,7 +56,19 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    platform: Annotated[
+        Text,
+        _option(
+            "--platform",
+            "What vLLM runs on: gpu (the default), cpu (like this machine's), cpu-basic, "
+            "cpu-avx512-bf16, cpu-amx.",
+            "NAME",
+        ),
+    ] = None,
     gpu: Annotated[Text, _option("--gpu", "A GPU's memory (80GiB) or name (H100).", "SIZE")] = None,
+    cpu_memory: Annotated[
+        Text, _option("--cpu-memory", "A CPU's memory, that of a NUMA node.", "SIZE")
+    ] = None,
     utilization: Annotated[
         float | None, _option("--gpu-memory-utilization", "As vLLM's; 0.92 by default.", "SHARE")
     ] = None,
@@ -63,7 +76,7 @@ def plan(
         Whole, _option("--max-model-len", "As vLLM's; the model's by default.", "TOKENS")
     ] = None,
     block_size: Annotated[
-        Whole, _option("--block-size", "As vLLM's; 16 by default.", "TOKENS")
+        Whole, _option("--block-size", "As vLLM's; 16 by default, 128 on a CPU.", "TOKENS")
     ] = None,
     kv_cache_dtype: Annotated[
         Text, _option("--kv-cache-dtype", "As vLLM's: auto, fp8, bfloat16.", "TYPE")
@@ -150,6 +163,7 @@ def plan(
     Examples:
       profilemate plan ~/models/Llama-3.1-8B --gpu H100 --max-model-len 8192
       profilemate plan config.json --gpu 24GiB --kv-cache-dtype fp8 --explain
+      profilemate plan config.json --platform cpu --kv-cache-memory-bytes 40GiB
       profilemate plan config.json --gpu 80GiB --tensor-parallel-size 2
                                    --average-len 1500 --worst-len 8192
       profilemate plan --layers 32 --kv-heads 8 --head-size 128 --parameters 8B
@@ -163,14 +177,16 @@ def plan(
       2   no such model or session, one that cannot be read, or a wrong option
     """
     with one_line():
-        from analysis.plan.sizes import gpu_memory, size
+        from analysis.plan import platforms
+        from analysis.plan.sizes import size
         from analysis.renderers import json
         from analysis.renderers.text import plan as text
 
-        told = None if gpu is None else gpu_memory(gpu)
+        memory, source = _memory(gpu, cpu_memory)
         changes = {
-            "gpu_bytes": told and told[0],
-            "gpu_source": told and told[1],
+            "platform": None if platform is None else platforms.named(platform),
+            "gpu_bytes": memory,
+            "gpu_source": source,
             "gpu_memory_utilization": utilization,
             "max_model_len": max_model_len,
             "block_size": block_size,
@@ -234,11 +250,40 @@ def _found(
         if described is None:
             raise RuleError("name a model, or give --layers, --kv-heads and --head-size")
         model, weights = described
-        return plan(model, replace(Settings(), **given), folder=weights, **asked)
+        return plan(model, _changed(Settings(), given), folder=weights, **asked)
     session = open_session(folder)
     model, weights = described or reality.model_of(session)
-    settings = replace(reality.settings_of(session), **given)
+    settings = _changed(reality.settings_of(session), given)
     return reality.against(session, model, settings, folder=weights, **asked)
+
+
+def _changed(settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """The settings with those that were given.
+
+    Raises:
+        RuleError: the memory that was given is none of the platform's.
+
+    """
+    found = replace(settings, **given)
+    device = found.platform.device
+    if given.get("gpu_bytes") and (device == "CPU") != (found.gpu_source == "--cpu-memory"):
+        option = "--cpu-memory" if device == "CPU" else "--gpu"
+        raise RuleError(f"the plan is for a {device}: give its memory with {option}")
+    if "platform" in given:
+        # The type that another platform settled on.
+        return replace(found, state_dtype=None)
+    return found
+
+
+def _memory(gpu: str | None, cpu: str | None) -> tuple[int | None, str | None]:
+    """The memory that was given, and what it is of."""
+    from analysis.plan.sizes import cpu_memory, gpu_memory
+
+    if gpu is not None and cpu is not None:
+        raise RuleError("--gpu and --cpu-memory are for different platforms; give one or the other")
+    if gpu is not None:
+        return gpu_memory(gpu)
+    return (None, None) if cpu is None else cpu_memory(cpu)
 
 
 def _model(

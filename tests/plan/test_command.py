@@ -20,6 +20,7 @@ from tests.plan.test_reality import CACHE, tell
 from tests.plan.truth import CONFIGS
 
 LLAMA = CONFIGS / "llama-3.1-8b.json"
+JAMBA = CONFIGS / "jamba-v0.1.json"
 
 
 def printed(*arguments: object) -> str:
@@ -94,6 +95,43 @@ def test_without_a_gpu() -> None:
     assert "At once" not in said
 
 
+def test_a_cpu_in_words() -> None:
+    """Jamba: 8,192 x 3 x 2 + 8,192 x 16 x 4 bytes are 140 tokens, in whole blocks of 128: 256, of
+    which 40 GiB make 10,240, 4 layers each."""
+    memory = ["--cpu-memory", "50GiB", "--weights", "5GiB", "--other-memory", "1GiB"]
+    share = ["--gpu-memory-utilization", "0.92", "--explain"]
+    said = one_line(printed(JAMBA, "--platform", "cpu-avx512-bf16", *memory, *share))
+    assert "Platform CPU with AVX512-BF16, without AMX" in said
+    assert "Memory of a CPU vLLM may take 46.0 GiB 92.00 % of 50.0 GiB" in said
+    assert "Blocks 10,240 one of them vLLM's null block; 40.0 GiB on a CPU" in said
+    assert "128 (256) 4.0 MiB 10,240" in said
+    assert (
+        "Of a state, a layer (Mamba) on a CPU 24,576 x 2 B + 131,072 x 4 B = 573,440 bytes" in said
+    )
+    assert "float32 on a CPU with AVX512-BF16, without AMX" in said
+    assert "in multiples of 128 = 256 tokens (--block-size, and the 32 of a CPU's kernels)" in said
+    assert "GPU" not in said
+
+
+def test_the_platform_is_a_gpu_by_default() -> None:
+    said = one_line(printed(JAMBA, "--gpu", "80GiB", "--explain"))
+    assert "Platform GPU vLLM on CPUs lays the cache out differently: --platform cpu" in said
+    assert "24,576 x 2 B + 131,072 x 2 B = 311,296 bytes" in said
+    assert "the model's type on a GPU" in said
+    assert "in multiples of 16 = 80 tokens (--block-size, and the 16 of a GPU's kernels)" in said
+    found = json.loads(printed(JAMBA, "--gpu", "80GiB", "--json"))
+    assert found["settings"]["platform"]["name"] == "gpu"
+    assert found["settings"]["block_size"] == 16
+
+
+def test_a_cpu_in_json() -> None:
+    found = json.loads(printed(JAMBA, "--platform", "cpu-basic", "--json"))
+    assert found["settings"]["platform"]["float32_states"] is False
+    assert found["settings"]["block_size"] == 128
+    here = json.loads(printed(JAMBA, "--platform", "cpu", "--json"))
+    assert here["settings"]["platform"]["about"].endswith("as this machine's")
+
+
 def test_json() -> None:
     found = json.loads(printed(LLAMA, "--gpu", "80GiB", "--json", "--weights", "16GiB"))
     assert found["plan_version"] == 1
@@ -142,6 +180,15 @@ def test_a_session_in_words(session: SessionBuilder) -> None:
         ([LLAMA, "--parameters", "many"], "--parameters 'many' is no number"),
         (["--layers", 1, "--kv-heads", 1, "--head-size", 64], "give --max-model-len"),
         (["--session", "nowhere"], "there is no folder nowhere"),
+        ([LLAMA, "--platform", "tpu"], "--platform 'tpu' is not known here; write one of cpu, gpu"),
+        ([LLAMA, "--platform", "cpu", "--gpu", "H100"], "give its memory with --cpu-memory"),
+        ([LLAMA, "--cpu-memory", "64GiB"], "the plan is for a GPU: give its memory with --gpu"),
+        ([LLAMA, "--cpu-memory", "64GiB", "--gpu", "H100"], "give one or the other"),
+        ([LLAMA, "--platform", "cpu", "--cpu-memory", "0"], "no CPU has that much memory"),
+        (
+            [LLAMA, "--platform", "cpu", "--block-size", "16"],
+            "--block-size 16: attention on a CPU reads blocks of a multiple of 32 tokens",
+        ),
     ],
 )
 def test_one_clear_line(arguments: list[object], says: str) -> None:

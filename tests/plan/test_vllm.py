@@ -13,14 +13,19 @@ from typing import Any
 
 import pytest
 
-from analysis.plan import group, plan
+from analysis import open_session
+from analysis.plan import Plan, group, plan, platforms, reality
 from analysis.plan.capacity import lay_out
 from analysis.plan.model import Attention
 from analysis.plan.weights import measure
+from tests.analysis.builder import SessionBuilder
 from tests.plan.planned import model_of, settings_of
-from tests.plan.truth import CASES, Case
+from tests.plan.truth import CASES, MEMORY, Case
 
 ROOT = Path(__file__).parent.parent.parent
+KEEP_STATES = ("jamba", "nemotron", "granite", "falcon", "qwen3-next")
+ON_CPUS = [case for case in CASES if case.platform != "gpu" and case.model.startswith(KEEP_STATES)]
+"""Those whose blocks depend on the processor."""
 KINDS = {
     "FullAttentionSpec": "full",
     "MLAAttentionSpec": "latent",
@@ -56,11 +61,10 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_pool_is_vllms(case: Case, truth: dict[str, Any]) -> None:
     told = truth[str(case)]
-    batches = told["in_flight_tokens"] // told["batched_tokens"]
-    settings = settings_of(
-        case, max_num_batched_tokens=told["batched_tokens"], in_flight_batches=batches
-    )
-    planned = plan(model_of(case), settings)
+    assert_equal(plan(model_of(case), settings_of(case)), told)
+
+
+def assert_equal(planned: Plan, told: dict[str, Any]) -> None:
     assert planned.pool is not None
     assert planned.pool.blocks == told["blocks"]
     assert planned.pool.tokens == told["tokens"]
@@ -72,6 +76,32 @@ def test_the_pool_is_vllms(case: Case, truth: dict[str, Any]) -> None:
         (KINDS[one["kind"]], one["layers"], one["block_size"], one["page_bytes"])
         for one in told["groups"]
     ]
+
+
+@pytest.mark.parametrize("case", ON_CPUS, ids=str)
+def test_a_session_of_a_cpu(case: Case, truth: dict[str, Any], session: SessionBuilder) -> None:
+    """On any machine it is planned as on the processor that its engine had, with other blocks
+    than those that the engine made, too."""
+    told = truth[str(case)]
+    session.metadata(**told["recorded"])
+    opened = open_session(session.folder)
+    settings, model = reality.settings_of(opened), model_of(case)
+    found = reality.against(opened, model, settings)
+    assert found.plan.settings.platform.device == "CPU"
+    assert_equal(found.plan, told)
+    # The session has a few digits of the sequences at once.
+    assert [one.difference for one in found.figures] == [pytest.approx(0, abs=1e-5)] * 3
+    (note,) = found.notes
+    assert note.startswith("The session tells no memory")
+    other = replace(settings, block_size=case.block_size, kv_bytes=MEMORY)
+    assert_equal(plan(model, other), told)
+
+
+def test_the_processor_here(truth: dict[str, Any]) -> None:
+    """Found without torch, as torch finds it."""
+    bf16, amx = truth["here"]
+    name = "cpu-basic" if not bf16 else "cpu-amx" if amx else "cpu-avx512-bf16"
+    assert platforms.here().name == name
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

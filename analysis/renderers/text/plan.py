@@ -39,9 +39,10 @@ def _layout(found: Plan | Reality, explained: bool) -> Iterator[Line]:
     if isinstance(found, Reality):
         yield from section(f"Beside session {found.session}", _reality(found))
     yield from section("Model", _model(planned))
-    yield from section("Memory of a GPU", _memory(planned))
+    yield from section(f"Memory of a {planned.settings.platform.device}", _memory(planned))
     yield from section("KV cache", _pool(planned))
-    yield from section("Sequences of a length", _lengths(planned.by_length))
+    device = planned.settings.platform.device
+    yield from section("Sequences of a length", _lengths(planned.by_length, device))
     yield from section(
         "By gpu_memory_utilization", _utilizations(planned.by_utilization, planned.max_model_len)
     )
@@ -53,6 +54,9 @@ def _layout(found: Plan | Reality, explained: bool) -> Iterator[Line]:
 
 def _model(planned: Plan) -> Iterator[Line]:
     model, settings = planned.model, planned.settings
+    platform = settings.platform
+    other = platform.about or "vLLM on CPUs lays the cache out differently: --platform cpu"
+    yield from row("Platform", platform.device, other)
     if model.parameters is not None:
         told = model.sources.get("parameters", "estimated from config.json")
         yield from row("Parameters", f"{model.parameters:,}", told)
@@ -65,7 +69,8 @@ def _model(planned: Plan) -> Iterator[Line]:
         )
     size = byte_size(max(planned.layout.bytes_per_block))
     groups = counted(len(planned.layout.groups), "group")
-    yield from row("A block takes", size, f"on a GPU; {groups}, by {planned.layout.decided_by}")
+    by = planned.layout.decided_by
+    yield from row("A block takes", size, f"on a {platform.device}; {groups}, by {by}")
     rows = [_group(one, count) for one, count in _alike(planned.layout.groups)]
     yield from table(("", "groups", "layers", "block", "bytes a layer"), rows)
 
@@ -106,7 +111,8 @@ def _weights(planned: Plan) -> str:
     if weights is None:
         return ""
     gpus = settings.tensor_parallel * settings.pipeline_parallel
-    whole = f"{byte_size(weights.total_bytes)} over {gpus} GPUs; " if gpus > 1 else ""
+    over = f"{gpus} {settings.platform.device}s"
+    whole = f"{byte_size(weights.total_bytes)} over {over}; " if gpus > 1 else ""
     return f"{whole}{'an estimate: ' if weights.is_estimate else ''}{weights.source}"
 
 
@@ -119,27 +125,28 @@ def _stage(planned: Plan) -> str:
 
 def _pool(planned: Plan) -> Iterator[Line]:
     pool, most = planned.pool, planned.max_model_len
+    device = planned.settings.platform.device
     if pool is not None:
-        size = f"{byte_size(pool.kv_bytes)} on a GPU"
+        size = f"{byte_size(pool.kv_bytes)} on a {device}"
         yield from row("Blocks", f"{pool.blocks:,}", f"one of them vLLM's null block; {size}")
         yield from row("Tokens", f"{pool.tokens:,}", "as vLLM prints them")
         yield from row("At once", f"{pool.max_concurrency:.2f}x", f"sequences of {most:,} tokens")
     if planned.average is not None:
-        yield from _users("Average sequence", planned.average)
-    yield from _users("Longest sequence", planned.worst)
+        yield from _users("Average sequence", planned.average, device)
+    yield from _users("Longest sequence", planned.worst, device)
 
 
-def _users(label: str, one: Length) -> Iterator[Line]:
+def _users(label: str, one: Length, device: str) -> Iterator[Line]:
     last = (
         "" if one.last_block_used is None else f", the last one {share(one.last_block_used)} used"
     )
-    blocks = f"{counted(one.blocks, 'block')}{last}; {byte_size(one.kv_bytes)} on a GPU"
+    blocks = f"{counted(one.blocks, 'block')}{last}; {byte_size(one.kv_bytes)} on a {device}"
     yield from row(label, f"{one.tokens:,} tokens", blocks)
     if one.users is not None:
         yield from row("", f"{counted(one.users, 'user')}", "at once, by whole sequences")
 
 
-def _lengths(lengths: Sequence[Length]) -> Iterator[Line]:
+def _lengths(lengths: Sequence[Length], device: str) -> Iterator[Line]:
     rows = [
         (
             f"{one.tokens:,} tokens",
@@ -150,7 +157,7 @@ def _lengths(lengths: Sequence[Length]) -> Iterator[Line]:
         )
         for one in lengths
     ]
-    yield from table(("", "blocks", "last one used", "on a GPU", "at once"), rows)
+    yield from table(("", "blocks", "last one used", f"on a {device}", "at once"), rows)
 
 
 def _many(sequences: float | None) -> str:

@@ -169,6 +169,8 @@ def _cache(scheduler: Any, config: Any) -> dict[str, Any]:
         "prefix_caching": bool(cache.enable_prefix_caching),
         "gpu_memory_utilization": fact(lambda: float(cache.gpu_memory_utilization)),
         "cache_dtype": fact(lambda: str(cache.cache_dtype)),
+        # As the platform left it: on some processors that is not what was asked for.
+        "mamba_ssm_cache_dtype": fact(lambda: str(cache.mamba_ssm_cache_dtype)),
         "num_gpu_blocks_override": fact(lambda: int(cache.num_gpu_blocks_override)),
         "kv_cache_memory_bytes": fact(lambda: int(cache.kv_cache_memory_bytes)),
         "max_model_len": max_len,

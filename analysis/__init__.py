@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from analysis.judgement import measures
     from analysis.judgement.comparison import Comparison, compare
     from analysis.judgement.gate import Checked, check
-    from analysis.summary import Summary, summarize
+    from analysis.judgement.summarizing import summarize
+    from analysis.summary import Summary
     from analysis.tables.session import Session, open_session
 
 __all__ = [
@@ -44,7 +45,7 @@ _HOMES = {
     "check": "analysis.judgement.gate",
     "compare": "analysis.judgement.comparison",
     "open_session": "analysis.tables.session",
-    "summarize": "analysis.summary",
+    "summarize": "analysis.judgement.summarizing",
 }
 
 

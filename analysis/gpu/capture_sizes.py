@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.gpu import executions
-from analysis.gpu.captures import MODEL, kept, sizes
+from analysis.gpu.captures import MODEL, sizes, without_trials
 from analysis.gpu.executions import NONE
 from analysis.stats.quantiles import of_time
 from analysis.tables.facts import Facts
@@ -91,7 +91,7 @@ class CaptureSizes:
     decode_gap: DecodeGap | None
 
 
-class DecodeSteps:
+class DecodeStepTally:
     """The steps seen so far that scheduled decodes alone, by their tokens."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def measure(
     configured: Sequence[int],
     captured: pl.DataFrame,
     ran: pl.DataFrame,
-    decodes: DecodeSteps,
+    decodes: DecodeStepTally,
 ) -> CaptureSizes | None:
     """What the batches that ``ran`` would have asked for; None where nothing was captured, or
     nothing ran. Where no capture was recorded, the ``configured`` sizes are today's."""
@@ -316,12 +316,12 @@ def _traced(
 
 
 def _decode_gap(
-    captured: pl.DataFrame, ran: pl.DataFrame, decodes: DecodeSteps, rules: _Rules
+    captured: pl.DataFrame, ran: pl.DataFrame, decodes: DecodeStepTally, rules: _Rules
 ) -> DecodeGap | None:
     """By vLLM 0.32 (CudagraphDispatcher.initialize_cudagraph_keys and, for the model runner V2,
     CudaGraphManager._init_candidates): where decodes have FULL graphs of their own, one is
     captured of each size up to max_num_seqs x (1 + speculative tokens)."""
-    for_decodes = kept(captured).filter(
+    for_decodes = without_trials(captured).filter(
         MODEL & (pl.col("runtime_mode") == "FULL") & (pl.col("uniform") > 0)
     )
     largest = for_decodes["num_tokens"].max()

@@ -23,7 +23,7 @@ def read(session: Session) -> pl.DataFrame:
     return session.collect(TABLE, lambda table: table, history=True).sort("capture_time_sec")
 
 
-def kept(captures: pl.DataFrame) -> pl.DataFrame:
+def without_trials(captures: pl.DataFrame) -> pl.DataFrame:
     """Those that were made to be used; start-up makes others to estimate memory, and throws them
     away."""
     return captures.filter(pl.col("kind") != "profiling")
@@ -31,5 +31,5 @@ def kept(captures: pl.DataFrame) -> pl.DataFrame:
 
 def sizes(captures: pl.DataFrame) -> pl.DataFrame:
     """The sizes in tokens that each ``worker`` can run the model at, as ``num_tokens``."""
-    of_model = kept(captures).filter(MODEL).select("worker", "num_tokens")
+    of_model = without_trials(captures).filter(MODEL).select("worker", "num_tokens")
     return of_model.drop_nulls().unique().sort("worker", "num_tokens")

@@ -161,7 +161,7 @@ def measure(
     used = session.collect(USAGE, lambda table: table, history=True)
     if not captured.height and not used.height:
         return None
-    rows = _by_worker(capturing.kept(captured), used, ran)
+    rows = _by_worker(capturing.without_trials(captured), used, ran)
     known = rows.filter(pl.col("captures") > 0)
     unused = known.filter(pl.col("all_replays") == 0)
     return Ledger(

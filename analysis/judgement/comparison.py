@@ -17,7 +17,8 @@ from typing import Any, Literal
 from analysis.errors import RuleError
 from analysis.judgement import measures
 from analysis.judgement.measures import Better, Measure
-from analysis.summary import About, Summary, summarize
+from analysis.judgement.summarizing import summarize
+from analysis.summary import About, Summary
 from analysis.tables.session import Session
 
 ASKED = 0.01

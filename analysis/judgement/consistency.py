@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from analysis.summary import Summary
 from analysis.tables.schema import TABLES
-
-if TYPE_CHECKING:
-    from analysis.summary import Summary
 
 
 def contradictions(summary: Summary) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def rule(text: str) -> Rule:
             "such as 'hit_rate<0.4' or 'preemptions>0'"
         )
     name, comparator, number, unit = match.groups()
-    measure = measures.named(name)
+    measure = measures.by_name(name)
     factors = {"": 1.0, **_UNITS.get(measure.unit, {})}
     if unit not in factors:
         known = " or ".join(factor for factor in factors if factor)
@@ -126,7 +126,7 @@ def directed(only: Sequence[str] = ()) -> list[Measure]:
         RuleError: there is no such measure, or it has no direction.
 
     """
-    chosen = [measures.named(name) for name in only] or [
+    chosen = [measures.by_name(name) for name in only] or [
         measure for measure in measures.CATALOGUE if measure.better is not None
     ]
     for measure in chosen:

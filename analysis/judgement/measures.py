@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.errors import RuleError
-from analysis.pool.lifetimes import Spread
 from analysis.pool.usage import Bands, PoolUsage
-from analysis.requests.scheduling import Counted, Scheduling
+from analysis.requests.scheduling import PerStep, Scheduling
+from analysis.stats.spread import Spread
 from analysis.summary import Summary
 
 Better = Literal["higher", "lower"]
@@ -76,7 +76,7 @@ def _idle(read: Callable[[Spread], float | None]) -> Callable[[Summary], float |
     return lambda found: read(found.lifetimes.idle)
 
 
-def _step(read: Callable[[Scheduling], Counted | None]) -> Callable[[Summary], float | None]:
+def _step(read: Callable[[Scheduling], PerStep | None]) -> Callable[[Summary], float | None]:
     """The mean of a figure of every step."""
 
     def mean(found: Summary) -> float | None:
@@ -566,7 +566,7 @@ CATALOGUE: tuple[Measure, ...] = (
 _BY_NAME = {measure.name: measure for measure in CATALOGUE}
 
 
-def named(name: str) -> Measure:
+def by_name(name: str) -> Measure:
     """The measure of this name.
 
     Raises:

@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from analysis.summary import Summary
 from analysis.wording.formats import byte_size, duration, percent, seconds, share
-
-if TYPE_CHECKING:
-    from analysis.summary import Summary
 
 _NEARLY_ALL = 0.99
 

@@ -34,7 +34,7 @@ class Allocations:
 
 
 @dataclass
-class Counted:
+class AllocationTally:
     """The rows seen so far, summed up by event."""
 
     sums: list[pl.DataFrame] = field(default_factory=list)

@@ -15,9 +15,9 @@ from typing import Any
 
 import polars as pl
 
-from analysis.pool.lifetimes import Spread, spread
 from analysis.pool.usage import Usage
 from analysis.stats.grouping import in_runs
+from analysis.stats.spread import Spread, spread
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session
 
@@ -128,7 +128,7 @@ _REUSE_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass
-class Counted:
+class EvictionTally:
     """The evictions seen so far, from ``begin_sec`` on, summed up."""
 
     begin_sec: float
@@ -182,7 +182,7 @@ class Counted:
         )
         return _summed([empty, *self.evictors])
 
-    def kept(self) -> pl.DataFrame:
+    def kept_by_owner(self) -> pl.DataFrame:
         """For how many block-seconds what was evicted had been ``kept`` without a holder, by
         ``engine`` and ``request_id``, the last holder's; empty where that is not known."""
         self._sum_up()

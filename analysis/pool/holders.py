@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from analysis.pool.capacity import block_size_of
 from analysis.pool.pressure import States
 from analysis.pool.usage import Usage
-from analysis.requests.admission import block_size_of
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session
 
@@ -73,7 +73,7 @@ class Holders:
     suspects: tuple[Suspect, ...]
 
 
-class Collected:
+class HolderTally:
     """What the requests that had not ended at a moment hold, of the allocations seen so far."""
 
     def __init__(
@@ -153,13 +153,13 @@ _NOBODY = pl.DataFrame(
 def measure(
     session: Session, facts: Facts, usage: Usage, pools: States, *, at_sec: float | None = None
 ) -> Holders | None:
-    """Who held blocks at a moment, the session's end if none is given, as ``Collected`` tells.
+    """Who held blocks at a moment, the session's end if none is given, as ``HolderTally`` tells.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    collected = Collected(session, facts, usage, pools, at_sec=at_sec)
+    collected = HolderTally(session, facts, usage, pools, at_sec=at_sec)
     for batch in session.batches(TABLE, COLUMNS, history=True):
         collected.add(batch)
     return collected.result()

@@ -7,28 +7,9 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from analysis.stats.histograms import Bin, of_sorted
-from analysis.stats.quantiles import of_sample
+from analysis.stats.spread import Spread, spread
 
 COLUMNS = ("lifetime_sec", "idle_sec", "evictable_sec")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A sample in seconds; every figure but ``count`` is None where it is empty.
-
-    Quantiles are those of ``analysis.stats.quantiles.of_sample``, ``bins`` those of
-    ``analysis.stats.histograms``.
-    """
-
-    count: int
-    mean_sec: float | None
-    p50_sec: float | None
-    p90_sec: float | None
-    p95_sec: float | None
-    p99_sec: float | None
-    max_sec: float | None
-    bins: tuple[Bin, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +24,7 @@ class Lifetimes:
 
 
 @dataclass
-class Collected:
+class LifetimeTally:
     """The values of kv_cache_evictions.csv seen so far: 12 bytes an eviction, as long as they are
     whole microseconds of little more than an hour, which is what the tables have."""
 
@@ -80,13 +61,3 @@ def _seconds(micros: pl.Series) -> pl.Series:
     """The very numbers that decimals of so many microseconds are read as."""
     # By one number Polars does not divide, but multiplies by its inverse, which is not exact.
     return micros / pl.repeat(1e6, len(micros), eager=True)
-
-
-def spread(values: pl.Series) -> Spread:
-    """The spread of these values, which it may leave sorted."""
-    values = values.sort(in_place=True)
-    if values.is_empty():
-        return Spread(0, None, None, None, None, None, None, ())
-    mean = float(values.mean())  # type: ignore[arg-type]
-    p50, p90, p95, p99 = (of_sample(values, percent) for percent in (50, 90, 95, 99))
-    return Spread(len(values), mean, p50, p90, p95, p99, values[-1], of_sorted(values))

@@ -69,7 +69,7 @@ def states(session: Session) -> States:
     )
 
 
-def joined(rows: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame:
+def with_states(rows: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame:
     """The rows, which are in the order of ``micros``, each with the state of that moment."""
     # Of a long session's states, a batch of rows needs few.
     reached = states["micros"].search_sorted(

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.pool.lifetimes import Lifetimes, Spread, spread
+from analysis.pool.lifetimes import Lifetimes
 from analysis.prefix.reuse import reuse_gaps
+from analysis.stats.spread import Spread, spread
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Families:
 
 
 @dataclass
-class Collected:
+class FamilyTally:
     """The first requests of those seen so far, with the numbers of their beginnings."""
 
     parts: list[pl.DataFrame] = field(default_factory=list)
@@ -110,7 +110,7 @@ def measure(session: Session, facts: Facts) -> Families:
         SessionError: the file cannot be read.
 
     """
-    collected = Collected()
+    collected = FamilyTally()
     for batch in session.batches(TABLE, COLUMNS):
         collected.add(batch)
     return collected.result(session, facts)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
+from analysis.pool.capacity import block_size_of
 from analysis.pool.usage import Usage
 from analysis.prefix.prompts import ENGINES, Prompts
-from analysis.requests.admission import block_size_of
 from analysis.stats.quantiles import of_sample
 from analysis.tables.facts import Facts
 
@@ -117,7 +117,7 @@ class MissReasons:
 
 
 @dataclass
-class HandedOut:
+class HandedOutTally:
     """How many blocks each engine had handed out by when, of the allocations seen so far."""
 
     parts: list[pl.DataFrame] = field(default_factory=list)
@@ -142,7 +142,7 @@ class HandedOut:
         )
 
 
-def useful(
+def useful_blocks(
     facts: Facts, usage: Usage, prompts: Prompts, contents: Mapping[int, int]
 ) -> dict[int, int]:
     """By engine, the blocks that would hold all that the session ever had, beyond what its pool
@@ -178,7 +178,7 @@ def measure(
     Args:
         prompts: the session's prompts.
         blocks: what ``analysis.prefix.misses.classify`` said of them, at least ``BLOCK_COLUMNS``.
-        handed_out: what ``HandedOut`` counted.
+        handed_out: what ``HandedOutTally`` counted.
         useful: what the function of this name found.
 
     """

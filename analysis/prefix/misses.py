@@ -63,7 +63,7 @@ EVICTION_COLUMNS = (
 
 
 @dataclass
-class Evicted:
+class LossTally:
     """The evictions, seen so far, of ``wanted`` contents and of which no copy was left.
 
     ``eviction`` is a row's number in kv_cache_evictions.csv, from 0.
@@ -103,10 +103,12 @@ class Evicted:
                 "group": pl.Int32,
             }
         )
-        return pl.concat([empty, *self.parts])
+        rows = pl.concat([empty, *self.parts])
+        self.parts.clear()
+        return rows
 
 
-def missed(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
+def missed_blocks(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
     """The missed blocks whose content some other request has, too, of lookups in the window, by
     time.
 
@@ -202,7 +204,7 @@ def _with_makers(holders: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def wanted(blocks: pl.DataFrame) -> pl.Series:
+def content_ids(blocks: pl.DataFrame) -> pl.Series:
     """The content ids whose evictions decide why these blocks were missed."""
     ids: pl.Series = blocks["key"] // ENGINES
     return ids.unique()
@@ -225,10 +227,10 @@ def classify(
     ``lacking_group``, if an eviction tells it.
 
     Args:
-        blocks: what ``missed`` found.
+        blocks: what ``missed_blocks`` found.
         prompts: of the same session.
         pieces: of its prompts.
-        evicted: what ``Evicted`` found for ``wanted(blocks)``.
+        evicted: what ``LossTally`` found for ``content_ids(blocks)``.
         group: the KV cache group that is spoken of.
         drops_hit_block: speculative decoding gives the last block of a hit up again.
 

@@ -71,7 +71,7 @@ _LISTS = ("hash_ids", "output_hash_ids")
 
 
 @dataclass
-class Collected:
+class PromptTally:
     """The requests seen so far, without their contents; and their contents."""
 
     requests: list[pl.DataFrame] = field(default_factory=list)
@@ -121,7 +121,7 @@ def read(session: Session) -> Prompts:
         SessionError: a table cannot be read.
 
     """
-    collected = Collected()
+    collected = PromptTally()
     for batch in session.batches(TABLE, COLUMNS, history=True):
         collected.add(batch)
     return collected.result(session)

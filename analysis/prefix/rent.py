@@ -82,7 +82,7 @@ class Rent:
 
 
 @dataclass
-class Held:
+class RentTally:
     """Of the rows of kv_cache_allocations.csv seen so far, warm-up included: what requests paid.
 
     ``runs``: what ``analysis.requests.stints.named`` found. ``begin_sec`` and ``end_sec``: of the
@@ -167,7 +167,7 @@ def measure(
     prompts: Prompts,
     uses: pl.DataFrame,
     returns: pl.DataFrame,
-    held: Held,
+    held: RentTally,
     kept: pl.DataFrame,
 ) -> Rent:
     """The rent over all engines of the session.

@@ -20,7 +20,7 @@ def spans(prompts: Prompts) -> pl.DataFrame:
     )
 
 
-def shared(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
+def uses(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
     """One row for each use of a piece that several requests used, by piece and admission.
 
     Columns: ``key``, ``last_key``, ``request``, ``index``, ``blocks``, ``asked`` and ``found``, as
@@ -57,7 +57,7 @@ def reuse_gaps(uses: pl.DataFrame) -> pl.DataFrame:
     return repeated.explode("found", "gap", empty_as_null=False)
 
 
-def returns(uses: pl.DataFrame) -> pl.DataFrame:
+def asked_again(uses: pl.DataFrame) -> pl.DataFrame:
     """What came of the blocks that each request computed itself: ``request``, ``asked`` and
     ``found``, how often later requests asked for one of them, and found it in the cache."""
     after = [

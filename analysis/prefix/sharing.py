@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.pool.lifetimes import Spread, spread
 from analysis.pool.usage import Usage, blocks_by_engine
 from analysis.prefix.prompts import ENGINES, Prompts
 from analysis.prefix.reuse import reuse_gaps, spans
+from analysis.stats.spread import Spread, spread
 from analysis.tables.session import Session
 
 SHOWN = 10

@@ -16,7 +16,7 @@ from analysis.prefix.prompts import ENGINES, Prompts
 _FLAGS = ("made", "in_prompt", "asked", "found")
 
 
-def shared(prompts: Prompts) -> pl.DataFrame:
+def in_common(prompts: Prompts) -> pl.DataFrame:
     """One row for each run of blocks in a request of which the same other requests have each
     block, on any engine, and did the same with it; what no other request has is left out.
 

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.pool.usage import Usage, blocks_by_engine
-from analysis.requests.preemption_steps import Steps
+from analysis.pool.capacity import block_size_of, usable_blocks
+from analysis.pool.usage import Usage
+from analysis.requests.preemption_steps import StepTally
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session
 
 TABLE = "prefix_cache_lookups"
 SHOWN = 10
 """How many requests that can never run are named."""
-
-_NEEDS_ALL_BLOCKS = ("FullAttentionSpec", "MLAAttentionSpec")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Admission:
     circling: tuple[PreemptsItself, ...]
 
 
-def measure(session: Session, facts: Facts, usage: Usage, steps: Steps) -> Admission:
+def measure(session: Session, facts: Facts, usage: Usage, steps: StepTally) -> Admission:
     """Admission over all engines of the session; ``steps`` have seen all of it.
 
     Raises:
@@ -109,7 +108,7 @@ def measure(session: Session, facts: Facts, usage: Usage, steps: Steps) -> Admis
     return Admission(looked_up, never_admitted, too_large.height, largest, *self_preempted)
 
 
-def _circling(session: Session, stepped: Steps) -> pl.DataFrame:
+def _circling(session: Session, stepped: StepTally) -> pl.DataFrame:
     """Requests that preempted themselves while alone, and how often: in such a step one request
     is preempted, none is left running, and nothing is scheduled."""
     alone = (
@@ -146,20 +145,3 @@ def _by_request(table: pl.LazyFrame, begin_sec: float) -> pl.LazyFrame:
         )
         .filter(pl.col("lookups") > 0)
     )
-
-
-def block_size_of(facts: Facts, usage: Usage) -> int | None:
-    """Tokens a block holds, if every token of a request needs its place in one."""
-    if len(facts.groups) != 1 or any(pool.pool for pool in usage.pools):
-        return None
-    group = facts.groups[0]
-    return group.block_size if group.kind in _NEEDS_ALL_BLOCKS else None
-
-
-def usable_blocks(facts: Facts, usage: Usage) -> dict[int, int]:
-    """Blocks that requests can hold, by engine; an engine without a usage row has none held
-    yet, and the pool's size from the configuration, without its null block."""
-    seen = blocks_by_engine(usage)
-    if facts.pool_blocks is None:
-        return seen
-    return {**dict.fromkeys(facts.engines, facts.pool_blocks - 1), **seen}

@@ -24,7 +24,7 @@ COLUMNS = (*_KEPT, "repeats")
 
 
 @dataclass
-class Steps:
+class StepTally:
     """The steps seen so far, warm-up included, of which those from ``begin_sec`` on count.
 
     ``preempted``: how often a request was preempted; ``steps``: how many there were;
@@ -52,14 +52,14 @@ class Steps:
         return pl.concat([pl.DataFrame(schema=kinds), *self.parts])
 
 
-def read(session: Session) -> Steps:
+def read(session: Session) -> StepTally:
     """All steps of the session.
 
     Raises:
         SessionError: the table cannot be read.
 
     """
-    found = Steps(session.begin_sec)
+    found = StepTally(session.begin_sec)
     for batch in session.batches(TABLE, COLUMNS, history=True):
         found.add(batch)
     return found

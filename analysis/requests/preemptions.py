@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from analysis.prefix.prompts import Prompts
-from analysis.requests.preemption_steps import TABLE, Steps
+from analysis.requests.preemption_steps import TABLE, StepTally
 from analysis.tables.facts import Facts
 from analysis.tables.schema import TABLES
 from analysis.tables.session import Session
@@ -172,7 +172,7 @@ def victims(runs: pl.DataFrame, prompts: Prompts, begin_sec: float) -> pl.DataFr
 
 
 @dataclass
-class Taken:
+class TakerTally:
     """Of the evictions seen so far: for whom the contents of preempted requests were evicted
     while these waited."""
 
@@ -217,7 +217,7 @@ class Taken:
 
 
 def measure(
-    session: Session, facts: Facts, preempted: pl.DataFrame, taken: Taken, steps: Steps
+    session: Session, facts: Facts, preempted: pl.DataFrame, taken: TakerTally, steps: StepTally
 ) -> Preemptions:
     """The bill over all engines of the session.
 
@@ -329,7 +329,9 @@ def _put_off(session: Session, facts: Facts) -> tuple[int, float]:
     return int(count), float(seconds)
 
 
-def bill(session: Session, facts: Facts, preempted: pl.DataFrame, stepped: Steps) -> pl.DataFrame:
+def bill(
+    session: Session, facts: Facts, preempted: pl.DataFrame, stepped: StepTally
+) -> pl.DataFrame:
     """The victims with ``computed``, ``recomputed``, ``lost_sec``, ``made_room_for`` and
     ``by_itself``; ``freed_blocks``, and if these were parked, for how many steps and how long
     (``parked_steps``, ``parked_sec``): then ``preempted_sec`` is when that began."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.pool.lifetimes import Spread, spread
-from analysis.pool.pressure import BANDS, States, band, by_engine, joined, micros
+from analysis.pool.pressure import BANDS, States, band, by_engine, micros, with_states
 from analysis.stats.quantiles import of_sample, of_time
+from analysis.stats.spread import Spread, spread
 from analysis.tables.session import Session
 
 STEPS = "scheduler_steps"
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Counted:
+class PerStep:
     """A figure of every step that scheduled tokens: a quantile is the smallest value that at
     least so large a share of them did not exceed."""
 
@@ -79,9 +79,9 @@ class Scheduling:
     mixed_steps: int
     decode_steps: int
     idle_steps: int
-    requests: Counted | None
-    tokens: Counted | None
-    schedule_us: Counted | None
+    requests: PerStep | None
+    tokens: PerStep | None
+    schedule_us: PerStep | None
     queued: Spread
     first_token: Spread
     finish: Spread
@@ -95,13 +95,13 @@ def measure(session: Session, pools: States) -> Scheduling:
         SessionError: a table cannot be read.
 
     """
-    collected = Collected(session, pools)
+    collected = SchedulingTally(session, pools)
     for batch in session.batches(STEPS, COLUMNS):
         collected.add(batch)
     return collected.result()
 
 
-class Collected:
+class SchedulingTally:
     """The steps seen so far, added up: how many had each value of each figure."""
 
     figures = ("scheduled_reqs", "scheduled_tokens", "schedule_us")
@@ -146,14 +146,14 @@ class Collected:
             ),
         )
 
-    def _counted(self, name: str) -> Counted | None:
+    def _counted(self, name: str) -> PerStep | None:
         values = _added(self._values[name], "value").drop_nulls().sort("value").rows()
         if not values:
             return None
         steps = sum(count for _, count in values)
         p50, p95, p99 = (of_time(values, percent) or 0 for percent in (50, 95, 99))
         mean = sum(value * count for value, count in values) / steps
-        return Counted(mean, p50, p95, p99, values[-1][0])
+        return PerStep(mean, p50, p95, p99, values[-1][0])
 
 
 _KIND = (
@@ -183,7 +183,7 @@ def _with_band(rows: pl.DataFrame, pools: States) -> pl.DataFrame:
     """The rows with the band of their engine's pool; before its first state nothing was held."""
     usage = pl.col("usage_pct").fill_null(0)
     parts = [
-        joined(part.sort("micros"), pools.of(engine)).with_columns(band=band(usage))
+        with_states(part.sort("micros"), pools.of(engine)).with_columns(band=band(usage))
         for engine, part in by_engine(rows).items()
     ]
     return pl.concat(parts) if parts else rows.with_columns(band=pl.lit(None, pl.Int32))

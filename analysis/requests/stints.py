@@ -10,7 +10,7 @@ from analysis.tables import lookups
 from analysis.tables.session import Session
 
 
-def named(session: Session, prompts: Prompts) -> pl.DataFrame:
+def with_lookups(session: Session, prompts: Prompts) -> pl.DataFrame:
     """The runs of ``prompts``, by ``order``, with ``engine`` and ``request_id``, and of the lookup
     that began them ``kind``, ``asked`` and ``found`` (tokens, a connector's included).
 

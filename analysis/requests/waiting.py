@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.pool.pressure import States, by_engine, joined, micros
+from analysis.pool.capacity import block_size_of, usable_blocks
+from analysis.pool.pressure import States, by_engine, micros, with_states
 from analysis.pool.usage import Usage
-from analysis.requests.admission import block_size_of, usable_blocks
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session
 
@@ -86,13 +86,13 @@ def measure(session: Session, facts: Facts, usage: Usage, pools: States) -> Wait
         SessionError: a table cannot be read.
 
     """
-    collected = Collected(session, facts, usage, pools)
+    collected = WaitingTally(session, facts, usage, pools)
     for batch in session.batches(TABLE, COLUMNS, history=True):
         collected.add(batch)
     return collected.result()
 
 
-class Collected:
+class WaitingTally:
     """The waiting up to the steps seen so far, which are all of the session's, warm-up included."""
 
     def __init__(self, session: Session, facts: Facts, usage: Usage, pools: States) -> None:
@@ -389,7 +389,7 @@ class _Engine:
         )
         arrived = pl.col("arrived") <= pl.col("micros")
         told = admitted.with_columns(next_tokens=pl.when(arrived).then("next_tokens"))
-        return joined(told, self.pool).join_asof(self.adapters, on="micros")
+        return with_states(told, self.pool).join_asof(self.adapters, on="micros")
 
 
 _BACK = 16

@@ -21,16 +21,16 @@ from analysis.series import (
     timeline,
 )
 from analysis.series.bins import Bins, of_session
-from analysis.series.block_map import BlockMap
-from analysis.series.depths import Depths
-from analysis.series.evictions import EvictionRate
+from analysis.series.block_map import BlockMap, BlockMapTally
+from analysis.series.depths import Depths, DepthTally
+from analysis.series.evictions import EvictionRate, EvictionRateTally
 from analysis.series.executions import ExecutionSeries
 from analysis.series.gpu_memory import GpuSeries
 from analysis.series.hit_rate import HitRate
 from analysis.series.miss_ratio_curve import MissRatioCurve
 from analysis.series.pools import PoolSeries
 from analysis.series.steps import StepSeries
-from analysis.series.timeline import Timeline
+from analysis.series.timeline import Timeline, TimelineTally
 from analysis.summary import Summary
 from analysis.tables.session import Session
 
@@ -60,16 +60,16 @@ def measure(session: Session, summary: Summary) -> Series:
 
     """
     bins = of_session(session)
-    evicted, drawn = _evictions(session, summary, bins)
-    shared, picked = _requests(session, summary)
+    eviction_rate, map_of_blocks = _evictions(session, summary, bins)
+    shared_depths, requests = _requests(session, summary)
     return Series(
         bins=bins,
         pools=pools.measure(session, bins),
-        eviction_rate=evicted.rate(),
-        block_map=None if drawn is None else drawn.result(),
+        eviction_rate=eviction_rate,
+        block_map=map_of_blocks,
         hit_rate=hit_rate.measure(session, bins),
-        depths=shared.result(),
-        timeline=picked.result(),
+        depths=shared_depths,
+        timeline=requests,
         steps=steps.measure(session, bins),
         executions=executions.measure(session, bins),
         gpus=gpu_memory.measure(session, bins),
@@ -79,20 +79,22 @@ def measure(session: Session, summary: Summary) -> Series:
 
 def _evictions(
     session: Session, summary: Summary, bins: Bins
-) -> tuple[evictions.Counted, block_map.Drawn | None]:
-    """Both answers that kv_cache_evictions.csv gives, in one pass: it is the largest table."""
-    counted, drawn = evictions.Counted(bins), _most_evicting(summary, bins)
+) -> tuple[EvictionRate, BlockMap | None]:
+    """Both answers of kv_cache_evictions.csv in one pass, as it is the largest table."""
+    rate, drawn = EvictionRateTally(bins), _most_evicting(summary, bins)
     columns = list(dict.fromkeys((*evictions.COLUMNS, *block_map.COLUMNS)))
     for batch in session.batches("kv_cache_evictions", columns):
-        counted.add(batch)
+        rate.add(batch)
         if drawn is not None:
             drawn.add(batch)
-    return counted, drawn
+    return rate.result(), None if drawn is None else drawn.result()
 
 
-def _most_evicting(summary: Summary, bins: Bins) -> block_map.Drawn | None:
-    """The map of the largest pool of the engine with the most evictions; None where nothing
-    tells how many blocks it has."""
+def _most_evicting(summary: Summary, bins: Bins) -> BlockMapTally | None:
+    """For a map of the largest pool of the engine with the most evictions.
+
+    None where the session does not say how many blocks it has.
+    """
     by_engine = summary.evictions.by_engine
     sizes = [
         (by_engine[pool.engine].blocks, pool.end.total_blocks, -pool.engine, -pool.pool)
@@ -103,14 +105,14 @@ def _most_evicting(summary: Summary, bins: Bins) -> block_map.Drawn | None:
         return None
     _, blocks, engine, pool = max(sizes)
     # Block 0 is the null block, which no request ever holds.
-    return block_map.Drawn(bins, -engine, -pool, blocks + 1)
+    return BlockMapTally(bins, -engine, -pool, blocks + 1)
 
 
-def _requests(session: Session, summary: Summary) -> tuple[depths.Collected, timeline.Picked]:
-    """Both answers that requests.jsonl gives."""
-    shared, picked = depths.Collected(), timeline.picking(summary.requests.ended)
+def _requests(session: Session, summary: Summary) -> tuple[Depths, Timeline]:
+    """Both answers of requests.jsonl in one pass."""
+    shared, drawn = DepthTally(), TimelineTally.of(summary.requests.ended)
     columns = list(dict.fromkeys((*depths.COLUMNS, *timeline.COLUMNS)))
     for batch in session.batches("requests", columns):
         shared.add(batch)
-        picked.add(batch)
-    return shared, picked
+        drawn.add(batch)
+    return shared.result(), drawn.result()

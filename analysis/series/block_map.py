@@ -55,7 +55,7 @@ class BlockMap:
 
 
 @dataclass
-class Drawn:
+class BlockMapTally:
     """The intervals seen so far of one pool, which has ``blocks`` block ids."""
 
     bins: Bins

@@ -47,7 +47,7 @@ class Depths:
 
 
 @dataclass
-class Collected:
+class DepthTally:
     """The rows of requests.jsonl seen so far: eight bytes for each prompt and depth."""
 
     _ids: dict[int, list[pl.DataFrame]] = field(

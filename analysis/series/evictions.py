@@ -27,7 +27,7 @@ class EvictionRate:
 
 
 @dataclass
-class Counted:
+class EvictionRateTally:
     """The rows of kv_cache_evictions.csv seen so far, counted by bin."""
 
     bins: Bins
@@ -41,7 +41,7 @@ class Counted:
         part = self.bins.finer(self.parts).of(pl.col("timestamp_sec")).alias("part")
         self._rates.append(batch.group_by("reason", part).agg(blocks=pl.len().cast(pl.Int64)))
 
-    def rate(self) -> EvictionRate:
+    def result(self) -> EvictionRate:
         parts, width = self.parts, self.bins.width_sec
         if not self._rates:
             return EvictionRate({}, (0.0,) * self.bins.count, parts)

@@ -58,12 +58,17 @@ class Timeline:
 
 
 @dataclass
-class Picked:
-    """The rows of requests.jsonl seen so far, of which every ``one_in``-th is kept."""
+class TimelineTally:
+    """Every ``one_in``-th row of requests.jsonl."""
 
     one_in: int
     _seen: int = 0
     _rows: list[pl.DataFrame] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, ended: int) -> TimelineTally:
+        """A tally that takes at most ``DRAWN`` of so many requests."""
+        return cls(max(1, -(-ended // DRAWN)))
 
     def add(self, batch: pl.DataFrame) -> None:
         offset = -self._seen % self.one_in
@@ -93,8 +98,3 @@ class Picked:
             .sort("timestamp", maintain_order=True)
         )
         return Timeline(tuple(Span(*row) for row in rows.iter_rows()), self.one_in, self._seen)
-
-
-def picking(ended: int) -> Picked:
-    """What picks at most ``DRAWN`` of so many requests."""
-    return Picked(max(1, -(-ended // DRAWN)))

@@ -66,10 +66,12 @@ class Session:
         whole = self._scan(known)
         if history or not self.begin_sec:
             return whole
-        return whole.filter(self._in_window(known))
+        return whole.filter(self.in_window(table))
 
-    def _in_window(self, table: Table) -> pl.Expr:
-        return pl.col(table.time) * table.time_unit >= self.begin_sec
+    def in_window(self, table: str) -> pl.Expr:
+        """Whether a row of this table is not part of the warm-up."""
+        known = TABLES[table]
+        return pl.col(known.time) * known.time_unit >= self.begin_sec
 
     def _scan(self, known: Table) -> pl.LazyFrame:
         part = self._extent(known)
@@ -140,7 +142,7 @@ class Session:
             for frame in ahead(self._frames(known, wanted)):
                 if _is_damaged(known, frame) or not in_order.goes_on(frame):
                     raise self._malformed(known, _DAMAGED)
-                yield frame if every else frame.filter(self._in_window(known)).select(columns)
+                yield frame if every else frame.filter(self.in_window(table)).select(columns)
             if {*known.required} <= {*wanted}:
                 self._checked.add(table)
 

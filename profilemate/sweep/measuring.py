@@ -13,7 +13,8 @@ import polars as pl
 
 from analysis.errors import SessionError
 from analysis.judgement import measures
-from analysis.summary import Summary, summarize
+from analysis.judgement.summarizing import summarize
+from analysis.summary import Summary
 from analysis.tables.find import is_session
 from analysis.tables.session import Session, open_session
 from profilemate.collector import CollectorError, complete_if_ended
@@ -179,7 +180,7 @@ def _figures(found: Summary) -> dict[str, float]:
         "blocks": found.facts.pool_blocks,
         "kv_tokens": found.facts.kv_tokens,
     }
-    told |= {name: measures.named(measure).of(found) for name, measure in _MEASURES}
+    told |= {name: measures.by_name(measure).of(found) for name, measure in _MEASURES}
     return {name: value for name, value in told.items() if value is not None}
 
 

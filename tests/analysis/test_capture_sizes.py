@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from analysis import open_session, summarize
 from analysis.gpu import capture_sizes
-from analysis.gpu.capture_sizes import CaptureSizes, DecodeGap, DecodeSteps, Fit
+from analysis.gpu.capture_sizes import CaptureSizes, DecodeGap, DecodeStepTally, Fit
 from analysis.tables import facts
 from analysis.tables.session import Session
 from tests.analysis.builder import SessionBuilder
@@ -308,4 +308,4 @@ def _measured(
     )
     told = {"scheduler": {"max_num_seqs": seqs, "speculative_tokens": step - 1}}
     known = facts.read(Session(Path(), told, "complete"))
-    return capture_sizes.measure(known, (), graphs, ran_, DecodeSteps())
+    return capture_sizes.measure(known, (), graphs, ran_, DecodeStepTally())

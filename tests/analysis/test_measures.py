@@ -212,7 +212,7 @@ def test_what_is_no_number_is_no_value(session: SessionBuilder) -> None:
 
 
 def test_the_nearest_names_are_told() -> None:
-    assert measures.named("hit_rate").better == "higher"
+    assert measures.by_name("hit_rate").better == "higher"
     for wrong, near in {
         "hitrate": "hit_rate",
         "preemption": "preemptions",
@@ -220,11 +220,11 @@ def test_the_nearest_names_are_told() -> None:
         "p95": "usage_p95",
     }.items():
         with pytest.raises(RuleError) as caught:
-            measures.named(wrong)
+            measures.by_name(wrong)
         assert near in str(caught.value)
         assert "profilemate check --list" in str(caught.value)
     with pytest.raises(RuleError, match=r"there is no measure 'xyzzy'; 'profilemate"):
-        measures.named("xyzzy")
+        measures.by_name("xyzzy")
 
 
 def test_the_documentation_has_the_same_measures() -> None:

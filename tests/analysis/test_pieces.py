@@ -70,7 +70,7 @@ def prompts(told: Sequence[Request]) -> Prompts:
 @example([([1, 2, 3], 3, 3, 0, 0), ([1, 3, 2], 3, 3, 0, 0)])
 def test_what_holds_for_one_block_of_a_piece_holds_for_all(told: list[Request]) -> None:
     known = prompts(told)
-    found = stretches.shared(known)
+    found = stretches.in_common(known)
     keys = known.contents["key"].to_list()
     blocks = [
         (row["request"], row["index"] + offset, keys[row["at"] + offset], row["key"], offset, row)

@@ -8,7 +8,7 @@ import pytest
 from analysis import open_session
 from analysis.pool import pressure
 from analysis.requests import scheduling
-from analysis.requests.scheduling import Counted, Pressure, Scheduling
+from analysis.requests.scheduling import PerStep, Pressure, Scheduling
 from tests.analysis.builder import SessionBuilder
 
 
@@ -51,10 +51,10 @@ def test_steps_by_kind_and_size(session: SessionBuilder) -> None:
     found = scheduling_of(session)
     assert (found.steps, found.idle_steps) == (4, 7)
     assert (found.prefill_steps, found.mixed_steps, found.decode_steps) == (1, 1, 2)
-    assert found.requests == Counted(mean=2.5, p50=3, p95=3, p99=3, max=3)
+    assert found.requests == PerStep(mean=2.5, p50=3, p95=3, p99=3, max=3)
     # Of 3, 3, 52 and 100 half are at most 3.
-    assert found.tokens == Counted(mean=39.5, p50=3, p95=100, p99=100, max=100)
-    assert found.schedule_us == Counted(mean=250, p50=300, p95=300, p99=300, max=300)
+    assert found.tokens == PerStep(mean=39.5, p50=3, p95=100, p99=100, max=100)
+    assert found.schedule_us == PerStep(mean=250, p50=300, p95=300, p99=300, max=300)
 
 
 def test_what_arrives_at_a_full_pool_waits(session: SessionBuilder) -> None:
@@ -115,7 +115,7 @@ def test_tables_are_the_same_in_pieces(session: SessionBuilder) -> None:
         *(step(number / 100, 0, number % 100 + 1, number % 100 + 1) for number in range(500)),
     )
     found = scheduling_of(session)
-    assert found.tokens == Counted(mean=50.5, p50=50, p95=95, p99=99, max=100)
+    assert found.tokens == PerStep(mean=50.5, p50=50, p95=95, p99=99, max=100)
     assert [(part.band, part.steps) for part in found.by_pressure] == [
         ("under_40", 250),
         ("from_40_to_60", 250),

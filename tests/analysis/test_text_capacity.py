@@ -11,12 +11,12 @@ import pytest
 from analysis import open_session
 from analysis.pool.fragmentation import Empty, Fragmentation
 from analysis.pool.holders import Holder, Holders, Suspect
-from analysis.pool.lifetimes import Spread
 from analysis.pool.pressure import BANDS
 from analysis.renderers.text import fragmentation, holders, scheduling, waiting
 from analysis.renderers.text.layout import Line
-from analysis.requests.scheduling import Counted, Pressure, Scheduling
+from analysis.requests.scheduling import PerStep, Pressure, Scheduling
 from analysis.requests.waiting import Reason, Waiting
+from analysis.stats.spread import Spread
 from analysis.tables import facts
 from tests.analysis.builder import SessionBuilder
 
@@ -81,7 +81,7 @@ def test_holders() -> None:
 
 
 SPREAD = Spread(MANY, MANY, MANY, MANY, MANY, MANY, MANY, ())
-COUNTED = Counted(MANY, MANY, MANY, MANY, MANY)
+COUNTED = PerStep(MANY, MANY, MANY, MANY, MANY)
 
 
 def pressure(band: str, arrived: int, preemptions: int = 0) -> Pressure:

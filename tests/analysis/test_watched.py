@@ -77,7 +77,7 @@ def crowd(
 def test_every_preemption_and_what_it_cost(crowd: tuple[Session, CostOracle]) -> None:
     session, oracle = crowd
     known = prompts.read(session)
-    named = stints.named(session, known)
+    named = stints.with_lookups(session, known)
     victims = preemptions.victims(named, known, 0.0)
     bill = preemptions.bill(session, facts.read(session), victims, preemption_steps.read(session))
     # In the order of time, and of the preempted in one step by name.
@@ -110,7 +110,7 @@ def test_every_request_pays_for_what_is_in_its_block_table(
     crowd: tuple[Session, CostOracle],
 ) -> None:
     session, oracle = crowd
-    held = rent.Held(stints.named(session, prompts.read(session)), 0.0, session.end_sec)
+    held = rent.RentTally(stints.with_lookups(session, prompts.read(session)), 0.0, session.end_sec)
     for batch in session.batches("kv_cache_allocations", rent.COLUMNS):
         held.add(batch)
     paid = held.result()

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis import open_session
+from analysis import open_session, summarize
 from analysis.prefix.miss_summary import Missed, MissReasons
 from analysis.renderers import text
-from analysis.summary import summarize
 from tests.analysis.builder import METADATA, SessionBuilder
 
 

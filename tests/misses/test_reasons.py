@@ -56,14 +56,14 @@ def watched(sessions: Path) -> Iterator[MissOracle]:
 def classified(session: Session) -> pl.DataFrame:
     """The analyzer's word on every missed block, with the names of the requests."""
     known = prompts.read(session)
-    in_common = stretches.shared(known)
-    blocks = misses.missed(known, in_common)
-    evicted = misses.Evicted(misses.wanted(blocks))
+    in_common = stretches.in_common(known)
+    blocks = misses.missed_blocks(known, in_common)
+    evicted = misses.LossTally(misses.content_ids(blocks))
     for batch in session.batches("kv_cache_evictions", misses.EVICTION_COLUMNS):
         evicted.add(batch)
     group = facts.read(session).full_attention_group
     reasons = misses.classify(blocks, known, in_common, evicted.result(), group=group)
-    handed_out = miss_summary.HandedOut()
+    handed_out = miss_summary.HandedOutTally()
     for batch in session.batches("kv_cache_allocations", miss_summary.COLUMNS):
         handed_out.add(batch)
     short = miss_summary.with_shortfall(reasons, handed_out.result())

@@ -106,10 +106,10 @@ def test_eviction_rate(session: SessionBuilder) -> None:
         *({"timestamp_sec": time} for time in (0.25, 0.5, 0.5, 3.25, 9.5)),
         {"timestamp_sec": 0.75, "reason": "reset"},
     )
-    counted = evictions.Counted(Bins(0, 5, 2))
+    counted = evictions.EvictionRateTally(Bins(0, 5, 2))
     for frame in frames(session, "kv_cache_evictions", evictions.COLUMNS):
         counted.add(frame)
-    rate = counted.rate()
+    rate = counted.result()
     # Four in the first five seconds for room and one by a reset; four of them in the first one.
     assert rate.mean == {"reallocated": (0.8, 0.2), "reset": (0.2, 0.0)}
     assert rate.busiest == (4, 1)
@@ -118,8 +118,8 @@ def test_eviction_rate(session: SessionBuilder) -> None:
 
 
 def test_short_bins_have_one_part(session: SessionBuilder) -> None:
-    assert evictions.Counted(Bins(0, 0.1, 100)).parts == 1
-    assert evictions.Counted(Bins(0, 100, 100)).parts == 10
+    assert evictions.EvictionRateTally(Bins(0, 0.1, 100)).parts == 1
+    assert evictions.EvictionRateTally(Bins(0, 100, 100)).parts == 10
 
 
 def test_block_map_of_one_eviction(session: SessionBuilder) -> None:
@@ -159,8 +159,8 @@ def test_the_engine_with_the_most_evictions_is_drawn(session: SessionBuilder) ->
     assert (found.engine, found.pool, found.blocks_per_row) == (1, 0, 1)
 
 
-def counted(session: SessionBuilder, bins: Bins, blocks: int) -> block_map.Drawn:
-    found = block_map.Drawn(bins, 0, 0, blocks)
+def counted(session: SessionBuilder, bins: Bins, blocks: int) -> block_map.BlockMapTally:
+    found = block_map.BlockMapTally(bins, 0, 0, blocks)
     for frame in frames(session, "kv_cache_evictions", block_map.COLUMNS):
         found.add(frame)
     return found
@@ -259,7 +259,7 @@ def request(name: str, **values: object) -> dict[str, object]:
 
 
 def collected(session: SessionBuilder) -> depths.Depths:
-    counted = depths.Collected()
+    counted = depths.DepthTally()
     for frame in frames(session, "requests", depths.COLUMNS):
         counted.add(frame)
     return counted.result()
@@ -294,7 +294,7 @@ def test_sharing_needs_content_ids_and_one_block_size(session: SessionBuilder) -
 
 
 def picked(session: SessionBuilder, one_in: int) -> timeline.Timeline:
-    counted = timeline.Picked(one_in)
+    counted = timeline.TimelineTally(one_in)
     for frame in frames(session, "requests", timeline.COLUMNS):
         counted.add(frame)
     return counted.result()
@@ -322,7 +322,7 @@ def test_a_span(session: SessionBuilder) -> None:
 
 @pytest.mark.parametrize(("ended", "one_in"), [(0, 1), (300, 1), (301, 2), (100_000, 334)])
 def test_at_most_300_are_picked(ended: int, one_in: int) -> None:
-    assert timeline.picking(ended).one_in == one_in
+    assert timeline.TimelineTally.of(ended).one_in == one_in
     assert -(-ended // one_in) <= 300
 
 

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from analysis.judgement.advice import blocks, graphs, pool, traffic, waiting
-from analysis.judgement.advice.terms import Advice
-
-if TYPE_CHECKING:
-    from analysis.summary import Summary
+from analysis.summary import Advice, Summary
 
 __all__ = ["Advice", "advise"]
 

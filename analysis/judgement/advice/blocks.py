@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from analysis.judgement.advice.terms import FEW, MUCH, Advice
+from analysis.judgement.advice.thresholds import FEW, MUCH
+from analysis.summary import Advice, Summary
 from analysis.wording.formats import share
-
-if TYPE_CHECKING:
-    from analysis.summary import Summary
 
 
 def prefix_caching(summary: Summary) -> Advice | None:

@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from analysis.judgement.advice.terms import (
+from analysis.judgement.advice.thresholds import (
     COVERED,
     FEW,
     LARGEST_UTILIZATION,
     MUCH,
     SOME,
     UNDER_USED_PCT,
-    Advice,
 )
+from analysis.summary import Advice, Summary
 from analysis.wording.formats import byte_size, counted, seconds, share
-
-if TYPE_CHECKING:
-    from analysis.summary import Summary
 
 SMALL_BATCH = 256
 """Tokens; what is launched for so few takes the GPU less time than the host, as a rule."""

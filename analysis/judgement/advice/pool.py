@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from analysis.judgement.advice.terms import (
+from analysis.judgement.advice.thresholds import (
     FEW,
     LARGEST_UTILIZATION,
     MOST,
@@ -15,16 +14,12 @@ from analysis.judgement.advice.terms import (
     SHORT_LIFETIME_SEC,
     SOME,
     UNDER_USED_PCT,
-    Advice,
     waited_for,
     waits,
 )
 from analysis.pool.usage import blocks_by_engine
+from analysis.summary import Advice, Summary
 from analysis.wording.formats import abridged, byte_size, seconds, share
-
-if TYPE_CHECKING:
-    from analysis.summary import Summary
-
 
 _FOR_HOST_MEMORY_BYTES = 2**30
 """Less than this is had on the GPU more easily than by offloading to the host."""

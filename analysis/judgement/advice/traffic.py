@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from analysis.judgement.advice.terms import FEW, MOST, MUCH, Advice
+from analysis.judgement.advice.thresholds import FEW, MOST, MUCH
+from analysis.summary import Advice, Summary
 from analysis.wording.formats import abridged, share
-
-if TYPE_CHECKING:
-    from analysis.summary import Summary
 
 
 def same_engine(summary: Summary) -> Advice | None:

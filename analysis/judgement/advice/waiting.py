@@ -3,21 +3,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from analysis.judgement.advice.terms import (
+from analysis.judgement.advice.thresholds import (
     MOST,
     MUCH,
     OVER_USED_PCT,
     ROOM_PCT,
-    Advice,
     waited_for,
     waits,
 )
+from analysis.summary import Advice, Summary
 from analysis.wording.formats import share
-
-if TYPE_CHECKING:
-    from analysis.summary import Summary
 
 
 def more_requests_at_once(summary: Summary) -> Advice | None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from analysis.pool.lifetimes import Spread
 from analysis.renderers.html.chart import Figure, Table, axis, rounded
 from analysis.stats.histograms import Bin
+from analysis.stats.spread import Spread
 from analysis.wording.formats import seconds
 
 

@@ -8,7 +8,7 @@ from html import escape
 from string import Template
 
 from analysis.judgement.comparison import NAMES, SAME, Comparison, Row, Setting
-from analysis.judgement.measures import named
+from analysis.judgement.measures import by_name
 from analysis.renderers.html.frame import asset, policy
 from analysis.renderers.text.layout import printable
 from analysis.summary import About
@@ -92,6 +92,6 @@ def _measure(row: Row) -> str:
         ]
     direction = f" {row.better.capitalize()} is better." if row.better else ""
     return (
-        f'<tr><th scope="row">{row.name}<small>{_text(named(row.name).says)}{direction}</small>'
+        f'<tr><th scope="row">{row.name}<small>{_text(by_name(row.name).says)}{direction}</small>'
         "</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     )

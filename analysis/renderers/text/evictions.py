@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from analysis.pool.evictions import Evicted, Evictions, Reused
 from analysis.pool.kv_groups import Contents
-from analysis.pool.lifetimes import Lifetimes, Spread
+from analysis.pool.lifetimes import Lifetimes
 from analysis.prefix.ages import Ages
 from analysis.renderers.text.layout import Line, note, row, table
+from analysis.stats.spread import Spread
 from analysis.summary import Summary
 from analysis.wording.formats import counted, seconds, share
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.renderers.text.layout import Line, row, table
-from analysis.requests.scheduling import Counted, Pressure, Scheduling
+from analysis.requests.scheduling import PerStep, Pressure, Scheduling
 from analysis.wording.formats import seconds
 
 BANDS = {
@@ -55,7 +55,7 @@ def lines(scheduling: Scheduling) -> Iterator[Line]:
         )
 
 
-def _counted(counted: Counted) -> str:
+def _counted(counted: PerStep) -> str:
     return (
         f"mean {counted.mean:,.1f}, median {counted.p50:,.0f}, 95th pct. {counted.p95:,.0f}, "
         f"max {counted.max:,.0f}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.pool.lifetimes import Spread
 from analysis.prefix.sharing import Piece, Sharing, WorkingSet
 from analysis.renderers.text.layout import Line, note, row, table
+from analysis.stats.spread import Spread
 from analysis.wording.formats import seconds, share
 
 SHOWN = 5

@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from analysis.summary import Summary
+from analysis.summary import Summary
 
 UNDER_USED_PCT = 40.0
 OVER_USED_PCT = 90.0
@@ -29,28 +25,6 @@ ROOM_PCT = 80.0
 LARGEST_UTILIZATION = 0.95
 FEW = 10
 """Fewer requests than this say nothing of a load."""
-
-Confidence = Literal["high", "medium", "low"]
-
-
-@dataclass(frozen=True)
-class Advice:
-    """One thing to change.
-
-    ``about``: what it moves; no two pieces of advice move the same. ``says``: what to do;
-    ``flag`` and ``value``: as ``vllm serve`` takes them, None where no flag does it.
-    ``evidence``: what in this session speaks for it. ``expect``: what it should bring, and what
-    it may cost. ``confidence``: ``high`` where the figures alone decide, ``medium`` where the
-    load may answer to the change, ``low`` where it is one explanation among others.
-    """
-
-    about: str
-    says: str
-    flag: str | None
-    value: str | None
-    evidence: tuple[str, ...]
-    expect: str
-    confidence: Confidence
 
 
 def waited_for(summary: Summary, *reasons: str) -> float:

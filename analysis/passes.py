@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One session's answers, with each table gone through as seldom as possible.
+
+``measure`` is the list of passes, in order. A pass is a function: its arguments are what it needs,
+its result is what it gives. There may be millions of rows between two passes, so each frame goes
+as soon as the last pass has used it: what one pass alone needs goes when it returns, and what
+several need is deleted in ``measure``.
+
+========= ======================== =======================================================
+pass      goes through             lets go of, at its end
+========= ======================== =======================================================
+requests  requests.jsonl
+steps     scheduler_steps.csv      the pools' states
+contents                           the contents of every request's blocks
+evictions kv_cache_evictions.csv   the lifetime of every evicted block
+blocks    kv_cache_allocations.csv
+misses                             the evictions of contents that were missed
+regrets                            all about a missed block but its reason
+graphs    cuda_graph_*.csv         every capture, and every kind of execution
+========= ======================== =======================================================
+
+Small tables are read by the modules that answer for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import polars as pl
+
+from analysis.gpu import capture_sizes, captures, cuda_graphs, executions, graph_ledger, memory
+from analysis.gpu.capture_sizes import CaptureSizes, DecodeStepTally
+from analysis.gpu.cuda_graphs import CudaGraphs
+from analysis.gpu.graph_ledger import Ledger
+from analysis.gpu.memory import Memory
+from analysis.pool import (
+    allocations,
+    evictions,
+    fragmentation,
+    holders,
+    kv_groups,
+    lifetimes,
+    pressure,
+    usage,
+)
+from analysis.pool.allocations import AllocationTally
+from analysis.pool.evictions import Evictions, EvictionTally
+from analysis.pool.holders import HolderTally
+from analysis.pool.lifetimes import Lifetimes, LifetimeTally
+from analysis.pool.usage import Usage
+from analysis.prefix import (
+    ages,
+    blame,
+    families,
+    miss_summary,
+    misses,
+    prefix_cache,
+    prompts,
+    rent,
+    reuse,
+    sharing,
+    stretches,
+)
+from analysis.prefix.blame import Blame
+from analysis.prefix.families import FamilyTally
+from analysis.prefix.miss_summary import HandedOutTally
+from analysis.prefix.misses import LossTally
+from analysis.prefix.prompts import Prompts, PromptTally
+from analysis.prefix.rent import RentTally
+from analysis.requests import (
+    admission,
+    preemption_steps,
+    preemptions,
+    requests,
+    scheduling,
+    stints,
+    waiting,
+)
+from analysis.requests.preemption_steps import StepTally
+from analysis.requests.preemptions import TakerTally
+from analysis.requests.scheduling import Scheduling, SchedulingTally
+from analysis.requests.waiting import Waiting, WaitingTally
+from analysis.summary import About, Summary
+from analysis.tables import facts
+from analysis.tables.facts import Facts
+from analysis.tables.session import Session
+
+
+def measure(session: Session) -> Summary:
+    """Everything that the session's tables say, without a judgement on it: no advice.
+
+    Raises:
+        SessionError: a table cannot be read, or a line of it is malformed.
+
+    """
+    # What needs no table goes beside reading the next one: Polars lets go of the GIL.
+    with ThreadPoolExecutor(1) as beside:
+        known = facts.read(session)
+        used = usage.measure(session)
+        asked = _requests(session)
+        prompt_families = beside.submit(asked.families.result, session, known)
+        stepped = _steps(session, known, used)
+        # Of small tables, while contents are compared.
+        hits = beside.submit(prefix_cache.measure, session)
+        admitted = beside.submit(admission.measure, session, known, used, stepped.preempting)
+        fragmented = beside.submit(fragmentation.measure, session, known, used)
+        ran = stints.with_lookups(session, asked.prompts)
+        preempted = preemptions.victims(ran, asked.prompts, session.begin_sec)
+        contents, missed = _contents(asked.prompts)
+        del asked
+        reused = _reuse(contents)
+        evicted = _evictions(session, misses.content_ids(missed), preempted)
+        moved = beside.submit(_blocks, session, ran, stepped.holders)
+        missed, regretted = _misses(known, contents, missed, evicted.lost)
+        regrets = _regrets(session, known, used, contents, reused, regretted, evicted.evictions)
+        del regretted
+        shared = sharing.measure(session, contents.prompts, reused.uses, used)
+        distinct = sharing.distinct(contents.prompts, reused.uses)
+        useful = miss_summary.useful_blocks(known, used, contents.prompts, distinct)
+        blocks = moved.result()
+        explained = beside.submit(
+            miss_summary.measure, contents.prompts, missed, blocks.handed_out.result(), useful
+        )
+        graphs = _graphs(session, known, stepped.decodes)
+        return Summary(
+            session=_about(session),
+            warnings=facts.warnings(session),
+            facts=known,
+            usage=used,
+            allocations=blocks.allocations.result(),
+            lifetimes=evicted.lifetimes,
+            evictions=regrets.evictions,
+            groups=kv_groups.measure(session, known),
+            ages=ages.measure(reused.uses, evicted.lifetimes),
+            blame=regrets.blame,
+            sharing=shared,
+            rent=rent.measure(
+                session,
+                known,
+                contents.prompts,
+                reused.uses,
+                reused.asked_again,
+                blocks.rent,
+                evicted.evictions.kept_by_owner(),
+            ),
+            prefix_cache=hits.result(),
+            requests=requests.measure(session),
+            preemptions=preemptions.measure(
+                session, known, preempted, evicted.takers, stepped.preempting
+            ),
+            admission=admitted.result(),
+            waiting=stepped.waiting,
+            scheduling=stepped.scheduling,
+            holders=blocks.holders.result(),
+            fragmentation=fragmented.result(),
+            cuda_graphs=graphs.use,
+            graph_ledger=graphs.ledger,
+            capture_sizes=graphs.sizes,
+            memory=graphs.memory,
+            cost=facts.cost(session),
+            families=prompt_families.result(),
+            misses=explained.result(),
+        )
+
+
+class _Tally(Protocol):
+    def add(self, batch: pl.DataFrame) -> None: ...
+
+
+def _go_through(
+    session: Session,
+    table: str,
+    columns: Iterable[str],
+    *,
+    all_rows: Iterable[_Tally],
+    after_warm_up: Iterable[_Tally],
+) -> None:
+    """Show every row of a table to some tallies, and those after the warm-up to others."""
+    for batch in session.batches(table, list(dict.fromkeys(columns)), history=True):
+        for tally in all_rows:
+            tally.add(batch)
+        counted = batch.filter(session.in_window(table))
+        for tally in after_warm_up:
+            tally.add(counted)
+
+
+@dataclass(frozen=True)
+class _Requests:
+    prompts: Prompts
+    """With a row for every block of every request."""
+    families: FamilyTally
+
+
+def _requests(session: Session) -> _Requests:
+    """What requests asked for in the warm-up explains what they found after it."""
+    prompted, begun = PromptTally(), FamilyTally()
+    _go_through(
+        session,
+        prompts.TABLE,
+        (*prompts.COLUMNS, *families.COLUMNS),
+        all_rows=(prompted,),
+        after_warm_up=(begun,),
+    )
+    return _Requests(prompted.result(session), begun)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    waiting: Waiting
+    scheduling: Scheduling
+    holders: HolderTally
+    """It has seen no allocation yet."""
+    decodes: DecodeStepTally
+    preempting: StepTally
+
+
+def _steps(session: Session, known: Facts, used: Usage) -> _Steps:
+    """All that needs the pools' states. Lookups in the warm-up tell who waited after it."""
+    pools = pressure.states(session)
+    waited, scheduled = WaitingTally(session, known, used, pools), SchedulingTally(session, pools)
+    decodes, preempting = DecodeStepTally(), StepTally(session.begin_sec)
+    _go_through(
+        session,
+        waiting.TABLE,
+        (
+            *waiting.COLUMNS,
+            *scheduling.COLUMNS,
+            *capture_sizes.COLUMNS,
+            *preemption_steps.COLUMNS,
+        ),
+        all_rows=(waited, preempting),
+        after_warm_up=(scheduled, decodes),
+    )
+    return _Steps(
+        waited.result(),
+        scheduled.result(),
+        HolderTally(session, known, used, pools),
+        decodes,
+        preempting,
+    )
+
+
+@dataclass(frozen=True)
+class _Contents:
+    prompts: Prompts
+    """Without their contents."""
+    stretches: pl.DataFrame
+
+
+def _contents(asked: Prompts) -> tuple[_Contents, pl.DataFrame]:
+    """Compare the contents of all requests. It gives the missed blocks, too."""
+    common = stretches.in_common(asked)
+    return _Contents(asked.without_contents(), common), misses.missed_blocks(asked, common)
+
+
+@dataclass(frozen=True)
+class _Reuse:
+    uses: pl.DataFrame
+    asked_again: pl.DataFrame
+
+
+def _reuse(contents: _Contents) -> _Reuse:
+    uses = reuse.uses(contents.prompts, contents.stretches)
+    return _Reuse(uses, reuse.asked_again(uses))
+
+
+@dataclass(frozen=True)
+class _Evictions:
+    lost: LossTally
+    lifetimes: Lifetimes
+    evictions: EvictionTally
+    takers: TakerTally
+
+
+def _evictions(session: Session, wanted: pl.Series, preempted: pl.DataFrame) -> _Evictions:
+    """The largest table. What was lost in the warm-up explains misses after it."""
+    lost, lived = LossTally(wanted), LifetimeTally()
+    evicted, taken = EvictionTally(session.begin_sec), TakerTally(preempted)
+    _go_through(
+        session,
+        evictions.TABLE,
+        (
+            *lifetimes.COLUMNS,
+            *evictions.COLUMNS,
+            *misses.EVICTION_COLUMNS,
+            *preemptions.EVICTION_COLUMNS,
+        ),
+        all_rows=(lost,),
+        after_warm_up=(lived, evicted, taken),
+    )
+    return _Evictions(lost, lived.result(), evicted, taken)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    allocations: AllocationTally
+    rent: RentTally
+    handed_out: HandedOutTally
+    holders: HolderTally
+
+
+def _blocks(session: Session, ran: pl.DataFrame, held: HolderTally) -> _Blocks:
+    """Which blocks moved. What requests got in the warm-up they may hold after it."""
+    moved, handed_out = AllocationTally(), HandedOutTally()
+    paid = RentTally(ran, session.begin_sec, session.end_sec)
+    _go_through(
+        session,
+        allocations.TABLE,
+        (*allocations.COLUMNS, *rent.COLUMNS, *miss_summary.COLUMNS, *holders.COLUMNS),
+        all_rows=(paid, handed_out, held),
+        after_warm_up=(moved,),
+    )
+    return _Blocks(moved, paid, handed_out, held)
+
+
+def _misses(
+    known: Facts, contents: _Contents, missed: pl.DataFrame, lost: LossTally
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The missed blocks with their reasons, and all about those that evictions were the reason
+    of."""
+    classified = misses.classify(
+        missed,
+        contents.prompts,
+        contents.stretches,
+        lost.result(),
+        group=known.full_attention_group,
+        drops_hit_block=bool(known.scheduler.drops_hit_unit),
+    )
+    regretted = evictions.missed_for_capacity(classified, contents.prompts.asked)
+    return classified.select(miss_summary.BLOCK_COLUMNS), regretted
+
+
+@dataclass(frozen=True)
+class _Regrets:
+    evictions: Evictions
+    blame: Blame
+
+
+def _regrets(
+    session: Session,
+    known: Facts,
+    used: Usage,
+    contents: _Contents,
+    reused: _Reuse,
+    regretted: pl.DataFrame,
+    evicted: EvictionTally,
+) -> _Regrets:
+    """Which evictions were a loss, and who caused them."""
+    return _Regrets(
+        evicted.result(session, known, used, regretted),
+        blame.measure(
+            regretted, contents.prompts, reused.uses, reused.asked_again, evicted.by_evictor()
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    use: CudaGraphs
+    ledger: Ledger | None
+    sizes: CaptureSizes | None
+    memory: Memory
+
+
+def _graphs(session: Session, known: Facts, decodes: DecodeStepTally) -> _Graphs:
+    """The tables of CUDA graphs, and that of GPU memory, which graphs take some of."""
+    captured, ran = captures.read(session), executions.read(session)
+    use = cuda_graphs.measure(session, ran, captures.sizes(captured))
+    held = memory.measure(session, known)
+    return _Graphs(
+        use,
+        graph_ledger.measure(session, known, held, captured, ran),
+        capture_sizes.measure(known, use.setup.capture_sizes, captured, ran, decodes),
+        held,
+    )
+
+
+def _about(session: Session) -> About:
+    def text(name: str) -> str | None:
+        value = session.metadata.get(name)
+        return None if value is None else str(value)
+
+    return About(
+        directory=str(session.directory.absolute()),
+        session_id=text("session_id") or session.directory.absolute().name,
+        state=session.state,
+        note=session.note,
+        started_at=text("started_at"),
+        ended_at=text("ended_at"),
+        duration_sec=session.end_sec,
+        begin_sec=session.begin_sec,
+    )

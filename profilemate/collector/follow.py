@@ -138,7 +138,7 @@ def follow(folder: Path) -> None:
     """Follow the session to its end, and remove its journals when the tables are complete.
 
     Raises:
-        SessionError, JournalError: the session cannot be read.
+        SessionError: the session cannot be read.
         OSError: the tables cannot be written.
 
     """

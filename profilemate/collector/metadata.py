@@ -17,7 +17,8 @@ from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
 from profilemate.format.events import prefix_lengths
-from profilemate.format.session import METADATA_FILE, Founding, write_atomically
+from profilemate.format.files import write_atomically
+from profilemate.format.session import METADATA_FILE, Founding
 
 FORMAT_VERSION = 1
 SUMMARY_FILE = "kv_cache_summary.txt"

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from profilemate.collector import CollectorError, gpu_memory
+from profilemate.collector import gpu_memory
 from profilemate.collector.follow import Follower, remove_journals
 from profilemate.collector.lock import Lock
 from profilemate.collector.tables import COLUMNS, cut_torn_row
-from profilemate.format.journal import JournalError
-from profilemate.format.session import METADATA_FILE, SessionError
+from profilemate.format.errors import SessionError
+from profilemate.format.session import METADATA_FILE
 
 WAIT_SEC = 10.0
 """How long a collector that is finishing is waited for."""
@@ -29,7 +29,7 @@ def complete(
     Returns False where a process of the session, or its collector, is still at work.
 
     Raises:
-        CollectorError: the session cannot be read or written.
+        SessionError: the session cannot be read or written.
 
     """
     try:
@@ -40,10 +40,8 @@ def complete(
                     return not lock.path.parent.is_dir()
                 time.sleep(0.1)
             return _complete(folder, progress)
-    except (SessionError, JournalError) as error:
-        raise CollectorError(str(error)) from None
     except OSError as error:
-        raise CollectorError(
+        raise SessionError(
             f"cannot complete {folder}: {error.strerror}: {error.filename}"
         ) from None
 

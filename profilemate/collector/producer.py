@@ -13,7 +13,7 @@ from profilemate.collector.engine import Engine
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
-from profilemate.format import session
+from profilemate.format import processes
 from profilemate.format.journal import JournalReader, Kind
 from profilemate.format.session import Founding
 
@@ -86,7 +86,7 @@ class Producer:
             return False
         if not self.header:
             return time.time() - self._path.stat().st_mtime < HEADER_SEC
-        return session.process_alive(int(self.header["pid"]), self.header.get("start", ""))
+        return processes.is_alive(int(self.header["pid"]), self.header.get("start", ""))
 
     def _take_header(self, header: dict[str, Any]) -> None:
         self.header = header

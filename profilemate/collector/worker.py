@@ -12,7 +12,7 @@ from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import Episode, Shape
 from profilemate.collector.tables import COLUMNS, Tables
 from profilemate.format.events import Op
-from profilemate.format.session import write_atomically
+from profilemate.format.files import write_atomically
 
 USAGE_TABLE = "cuda_graph_usage.csv"
 

@@ -24,7 +24,7 @@ import pytest
 from profilemate.collector import gpu_memory
 from profilemate.collector.follow import Follower
 from profilemate.collector.gpu_memory import Sampler
-from profilemate.format import session
+from profilemate.format import processes
 from tests.collector.journals import MEMORY, WorkerJournal, metadata, rows
 
 PATIENCE_SEC = 60
@@ -389,7 +389,7 @@ def test_copy_that_vllm_brings(tmp_path: Path) -> None:
 def test_collector_beside_a_worker_without_nvml(tmp_path: Path) -> None:
     """The real collector, on a GPU that no machine has: all is there, and why no sample is."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    start = session.process_start(process.pid)
+    start = processes.start_of(process.pid)
     worker = WorkerJournal(
         tmp_path, pid=process.pid, start=start, **header("GPU-00000000-0000-0000-0000-000000000000")
     )

@@ -16,6 +16,10 @@ from typing import Literal
 
 from profilemate.format import collecting
 
+LONGEST_SEC = 7 * 86_400
+"""How long completing may take. Without a limit Ctrl-C would have no effect: Python would wait in a
+read, which goes on where Polars has put its handler of SIGINT."""
+
 State = Literal["complete", "running", "cut off"]
 
 
@@ -53,7 +57,7 @@ def _run(command: list[str]) -> tuple[int, str]:
         start_new_session=True,
     ) as process:
         try:
-            _, said = process.communicate()
+            _, said = process.communicate(timeout=LONGEST_SEC)
         except BaseException:
             process.terminate()
             process.wait()

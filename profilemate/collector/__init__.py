@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From journals to tables: followed while vLLM runs, or completed afterwards."""
+"""From journals to tables, while vLLM runs or afterwards."""
 
 from __future__ import annotations
 

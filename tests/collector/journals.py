@@ -141,7 +141,7 @@ def make_tables(folder: Path, target: Path) -> Path:
     follower = Follower(folder, target)
     follower.discover()
     while follower.read():
-        follower.replay()
+        follower.apply()
     follower.close()
     return target
 

@@ -110,10 +110,10 @@ def test_any_chunks_make_the_same_tables(recording: Recording, data: st.DataObje
                 file.write(recording.journal[begin:end])
             follower.discover()
             follower.read()
-            follower.replay()
+            follower.apply()
             follower.write(ended=False)
         while follower.read():
-            follower.replay()
+            follower.apply()
         follower.close()
         assert Tables(target).bytes_of() == recording.tables
 
@@ -144,7 +144,7 @@ def check_prefix(session: Path, recording: Recording) -> None:
     follower = Follower(session, target)
     follower.discover()
     while follower.read():
-        follower.replay()
+        follower.apply()
     follower.tables.flush()
     closed = Tables(target).bytes_of()
     for table, content in closed.items():
@@ -183,7 +183,7 @@ def test_finalize_after_a_collector_that_died(recording: Recording) -> None:
         follower = Follower(session, session)
         follower.discover()
         follower.read()
-        follower.replay()
+        follower.apply()
         follower.write(ended=False)
         usage = session / "kv_cache_usage.csv"
         usage.write_bytes(usage.read_bytes()[:-7])

@@ -29,10 +29,11 @@ test-cuda: env ## run the tests of vLLM's CUDA build, under CUDA_RUN='a command 
 	@test -n '$(CUDA_RUN)' || { echo "say CUDA_RUN='a command under which python has vLLM and a GPU'" >&2; exit 2; }
 	@PROFILEMATE_CUDA_RUN='$(CUDA_RUN)' '$(RUN)' -m pytest tests/cuda $(ARGS)
 
-lint: env ## check style (ruff) and types (mypy)
+lint: env ## check style (ruff), types (mypy) and who imports what (import-linter)
 	@'$(RUN)' -m ruff check
 	@'$(RUN)' -m ruff format --check
 	@'$(RUN)' -m mypy
+	@'$(VENV)/bin/lint-imports' --no-cache --no-logo
 
 matrix: env ## check the tables on many vLLM releases (network): docs/releases.md; ARGS=--quick for eight
 	@'$(RUN)' -m scripts.vllm_matrix $(ARGS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from profilemate.format.errors import SessionError
 
-class SessionError(Exception):
-    """A session cannot be found or read. The text is one line: what, where, what to do."""
+__all__ = ["RuleError", "SessionError", "unreadable"]
 
 
 def unreadable(path: Path, error: OSError) -> SessionError:

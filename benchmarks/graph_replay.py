@@ -30,7 +30,7 @@ from benchmarks import environment
 from benchmarks.command import Options, count, progress, run
 from benchmarks.pairs import Times, compare, note
 from benchmarks.result import BenchmarkError, Result, Target, middle
-from profilemate.collector.decode import Shape, episodes, told
+from profilemate.collector.decode import Shape, episodes, events_of
 from profilemate.format.events import Op
 from profilemate.format.journal import JournalReader, Kind
 from profilemate.hooks.gpu import executions, graphs
@@ -230,7 +230,7 @@ def _in_journal(journal: Path) -> tuple[int, int]:
         for kind, payload in frames:
             if kind is Kind.EVENTS:
                 for episode in episodes(payload, Shape(0, 0), lambda _: []):
-                    executed = told(episode, Op.EXECUTION)
+                    executed = events_of(episode, Op.EXECUTION)
                     number += len(executed)
                     replayed += sum(event[4] for event in executed)
     reader.close()

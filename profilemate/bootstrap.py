@@ -17,6 +17,8 @@ import os
 import sys
 from _frozen_importlib_external import PathFinder
 
+from profilemate import ROOT
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 PACKAGE = "vllm"
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Finder:

@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 from polars.io.plugins import register_io_source
 
 from analysis.errors import SessionError, unreadable
+from analysis.tables import completing
+from analysis.tables.completing import State as State
 from analysis.tables.faults import first_fault, no_number
 from analysis.tables.find import JOURNAL, METADATA, find_session
 from analysis.tables.metadata import part, text
@@ -28,8 +30,6 @@ from analysis.tables.reading import Extent, ahead, csv_schema, extent, frames, l
 from analysis.tables.schema import FORMAT_VERSION, LONGEST_SEC, TABLES, Table
 
 _ROWS = 100_000
-
-State = Literal["complete", "running", "cut off"]
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ def _opened(directory: Path, *, complete: bool) -> Session:
         return Session(directory, metadata, "cut off", _without_journal(metadata))
     if not complete:
         return Session(directory, metadata, "cut off", f"read as it is, without {JOURNAL}/")
-    state, note = _completed(directory)
+    state, note = completing.complete(directory)
     metadata = _metadata(directory)
     if state == "complete" and metadata.get("complete") is not True:
         state, note = "cut off", _without_journal(metadata)
@@ -390,20 +390,6 @@ def _without_journal(metadata: Mapping[str, Any]) -> str:
     if metadata.get("ended_at") is None:
         return f"{JOURNAL}/ is missing, so what only it held is not in the tables"
     return "all that was recorded is in the tables, but the record has gaps (see the warnings)"
-
-
-def _completed(directory: Path) -> tuple[State, str | None]:
-    """Complete the tables of a session that has ended; what came of it."""
-    try:
-        from profilemate.collector import CollectorError, complete_if_ended
-    except ImportError as error:
-        return "cut off", f"profilemate's collector is not there to complete it ({error})"
-    try:
-        if complete_if_ended(directory):
-            return "complete", None
-    except (CollectorError, OSError) as error:
-        return "cut off", f"its tables could not be completed: {error}"
-    return "running", "what follows goes up to its last finished line"
 
 
 def _metadata(directory: Path) -> Mapping[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From journals to tables: followed while vLLM runs, or completed afterwards."""
+"""From journals to tables, while vLLM runs or afterwards."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from profilemate.format.errors import SessionError
 from profilemate.format.session import JOURNAL_FOLDER, METADATA_FILE
-
-
-class CollectorError(Exception):
-    """The session cannot be completed; the text says why and what to do."""
 
 
 def complete_if_ended(folder: Path) -> bool:
@@ -21,7 +18,7 @@ def complete_if_ended(folder: Path) -> bool:
     may write, or its collector is at work.
 
     Raises:
-        CollectorError: the folder cannot be read or written.
+        SessionError: the folder cannot be read or written.
 
     """
     if not (folder / JOURNAL_FOLDER).is_dir():
@@ -37,17 +34,17 @@ def finalize(folder: Path, progress: Callable[[int, int], None] | None = None) -
     ``progress`` is called with the journal bytes read so far and in all.
 
     Raises:
-        CollectorError: it still runs, is not a session, or cannot be read or written.
+        SessionError: it still runs, is not a session, or cannot be read or written.
 
     """
     if not (folder / JOURNAL_FOLDER).is_dir():
         if _is_session(folder):
             return
-        raise CollectorError(f"{folder} is not a session: it has no {METADATA_FILE}")
+        raise SessionError(f"{folder} is not a session: it has no {METADATA_FILE}")
     from profilemate.collector import offline
 
     if not offline.complete(folder, wait=True, progress=progress):
-        raise CollectorError(
+        raise SessionError(
             f"{folder} is still being written: stop vLLM first, or analyze it as it is"
         )
 

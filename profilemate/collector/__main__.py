@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collector's process: ``python -m profilemate.collector SESSION``."""
+"""The collector's process; ``profilemate.format.collecting`` describes the command."""
 
 from __future__ import annotations
 
@@ -9,28 +9,41 @@ import signal
 import sys
 from pathlib import Path
 
+from profilemate.collector import complete_if_ended
 from profilemate.collector.follow import follow
 from profilemate.collector.lock import Lock
+from profilemate.format.collecting import CANNOT_COMPLETE, COMPLETE, RUNNING
+from profilemate.format.errors import SessionError
 from profilemate.format.session import JOURNAL_FOLDER
 
 NICENESS = 10
 
 GARBAGE = 50_000
-"""Objects between two looks for those that refer to each other in a circle, which hardly any do
-here: at Python's 700 each look goes through the events of many a frame that wait to be replayed."""
+"""Objects between two searches for those that refer to each other in a circle, which hardly any do
+here. At Python's 700 each search goes through the events of many frames that wait their turn."""
 
 
-def main(folder: str, *, detach: bool = False) -> None:
-    """Follow one session to its end; returns at once where another collector does already.
-
-    With ``detach`` the work goes on in a process that is nobody's child, and this one ends.
-    """
-    if detach and os.fork():
-        os._exit(0)
-    session = Path(folder)
-    if detach:
-        _quieten(session)
+def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit code."""
     gc.set_threshold(GARBAGE)
+    match arguments:
+        case ["--complete", folder]:
+            return _complete(Path(folder))
+        case ["--detach", folder]:
+            if os.fork():
+                os._exit(0)
+            _quieten(Path(folder))
+            _follow(Path(folder))
+        case [folder]:
+            _follow(Path(folder))
+        case _:
+            print("usage: python -m profilemate.collector [--complete] SESSION", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _follow(session: Path) -> None:
+    """Follow one session to its end; returns at once where another collector does already."""
     with Lock(session) as lock:
         if lock.acquire():
             follow(session)
@@ -47,7 +60,16 @@ def _quieten(session: Path) -> None:
     os.close(fd)
 
 
+def _complete(session: Path) -> int:
+    """Complete a session that has ended; returns the exit code."""
+    # Whoever asked may change their mind: nothing half made is to stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return COMPLETE if complete_if_ended(session) else RUNNING
+    except (SessionError, OSError) as error:
+        print(*str(error).splitlines(), file=sys.stderr)
+        return CANNOT_COMPLETE
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m profilemate.collector SESSION")
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1:]))

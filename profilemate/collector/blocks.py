@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of one block pool, replayed from its events.
+"""The state of one block pool, rebuilt from its events.
 
 Every block is held (by a request), cached (held by none, its content reusable) or free. Times
 are nanoseconds of the monotonic clock.
@@ -13,15 +13,15 @@ from collections.abc import Iterable
 PROMPT, OUTPUT = "prompt", "output"
 
 Life = tuple[int, int, int | None, int, str, int, str]
-"""What has become of a block since it was handed out: when it was, when it was last taken up or
-handed out, when its last holder let go (None while it is held), how often it was taken up again,
-the cell of its last holder's id, its group, and where its content came from.
+"""A block since its allocation: when that was, when it was last allocated or reused, when its last
+holder let go (None while it is held), how often it was reused, the cell of its last holder's id,
+its group, and where its content came from.
 
-Blocks that it came to alike share one, so neighbours with the same are known by identity."""
+Blocks with the same history share one, so identity says which neighbours have it."""
 
 Loss = tuple[Life, int, list[int], list[str]]
-"""Contents that were lost alike: the blocks' life, how many blocks still have each content, the
-blocks in the order in which they lost it, and the contents."""
+"""Contents that were lost together: the life that their blocks share, how many other blocks still
+have each content, the blocks in the order in which they lost it, and the contents."""
 
 _NEW: Life = (0, 0, None, 0, "", 0, PROMPT)
 
@@ -52,19 +52,19 @@ class Pool:
         """How many of the blocks are not the null block."""
         return len(blocks) - blocks.count(self.null)
 
-    def known_contents(self, blocks: list[int]) -> list[str]:
+    def leading_contents(self, blocks: list[int]) -> list[str]:
         """The contents of the blocks up to the first that has none."""
-        known = self.contents
-        contents = [known[block] or "" for block in blocks]
+        contents_of = self.contents
+        contents = [contents_of[block] or "" for block in blocks]
         return contents if all(contents) else contents[: contents.index("")]
 
     def owner(self, block: int) -> tuple[str, int]:
-        """Cell of the request that holds the block, or held it last, and the block's group."""
+        """The cell of the request that holds the block, or held it last, and the block's group."""
         life = self._lives[block]
         return life[4], life[5]
 
     def allocate(self, blocks: list[int], owner: str, group: int, time: int) -> None:
-        """Hand blocks without content out to a request."""
+        """Hand blocks without content to a request."""
         holders, lives = self._holders, self._lives
         life = (time, time, None, 0, owner, group, PROMPT)
         self.num_held += len(blocks)
@@ -77,9 +77,9 @@ class Pool:
                 holders[block] = 1
 
     def reuse(self, blocks: Iterable[int], owner: str, time: int) -> None:
-        """Take cached or shared blocks up again.
+        """A request takes up blocks that are cached, or that others hold, too.
 
-        ``owner`` is the cell of the request that does; empty: it is who held the block last.
+        ``owner`` is the request's cell; empty: that of the block's last holder.
         """
         holders, lives = self._holders, self._lives
         old, new = None, _NEW
@@ -98,9 +98,9 @@ class Pool:
             lives[block] = new
 
     def drop(self, blocks: list[int], owner: str, time: int) -> list[int]:
-        """Drop a reference to each; returns the blocks whose last holder let go.
+        """A request lets go of these; returns the blocks that no other holds.
 
-        ``owner`` is the cell of the request that lets go; empty: it is who held the block last.
+        ``owner`` is the request's cell; empty: that of the block's last holder.
         """
         holders = self._holders
         if max([holders[block] for block in blocks], default=0) > 1:
@@ -113,15 +113,15 @@ class Pool:
             blocks = last
         return self.free(blocks, owner, time)
 
-    def share_less(self, blocks: Iterable[int]) -> None:
-        """One of several holders of each of these let go."""
+    def drop_one_holder(self, blocks: Iterable[int]) -> None:
+        """One of several holders of each block let go."""
         holders = self._holders
         for block in blocks:
             if holders[block] > 1:
                 holders[block] -= 1
 
     def free(self, blocks: Iterable[int], owner: str, time: int) -> list[int]:
-        """The last holder of each of these let go; returns those that were held."""
+        """The last holder of each block let go; returns the blocks that were held."""
         holders, lives, contents = self._holders, self._lives, self.contents
         released = []
         cached = 0
@@ -152,10 +152,10 @@ class Pool:
         tokens: int,
         stride: int,
     ) -> None:
-        """The blocks' contents became reusable, or grew to be these.
+        """The blocks have these contents from now on, which a lookup can find.
 
         The first content ends after ``tokens`` of its request's tokens, each other ``stride``
-        after the one before; what ends within the prompt comes from it.
+        after the one before. A content that ends within the prompt is the prompt's.
         """
         count = len(blocks)
         if tokens + (count - 1) * stride <= prompt_tokens:
@@ -168,15 +168,15 @@ class Pool:
             self._cache(blocks[of_prompt:], contents[of_prompt:], group, OUTPUT)
 
     def _cache(self, blocks: list[int], contents: list[str], group: int, origin: str) -> None:
-        holders, lives, known = self._holders, self._lives, self.contents
+        holders, lives, contents_of = self._holders, self._lives, self.contents
         copies = self._copies[group]
         old, new = None, _NEW
         for block, content in zip(blocks, contents, strict=True):
-            if known[block] is not None:
+            if contents_of[block] is not None:
                 self._drop_copy(block)
             elif not holders[block]:
                 self.num_cached += 1
-            known[block] = content
+            contents_of[block] = content
             if content in copies:
                 copies[content] += 1
             else:
@@ -188,11 +188,11 @@ class Pool:
             lives[block] = new
 
     def evict(self, blocks: Iterable[int]) -> list[Loss]:
-        """The contents of those of the blocks that have one are lost."""
+        """The blocks lose their contents, where they have one."""
         contents, lives, holders = self.contents, self._lives, self._holders
         losses: list[Loss] = []
         free = 0
-        old, alike = None, 1
+        old, copies_before = None, 1
         for block in blocks:
             content = contents[block]
             if content is None:
@@ -206,8 +206,8 @@ class Pool:
             count = copies.pop(content)
             if count > 1:
                 copies[content] = count - 1
-            if life is not old or count != alike:
-                old, alike = life, count
+            if life is not old or count != copies_before:
+                old, copies_before = life, count
                 lost_by: list[int] = []
                 lost: list[str] = []
                 losses.append((life, count - 1, lost_by, lost))
@@ -217,12 +217,12 @@ class Pool:
         return losses
 
     def evict_all(self) -> list[Loss]:
-        """Every content is lost at once, so no copy is left of any."""
+        """All blocks lose their contents at once, so no copy of any is left."""
         losses = self.evict(range(len(self.contents)))
         return [(life, 0, blocks, contents) for life, _, blocks, contents in losses]
 
     def move(self, source: int, target: int) -> None:
-        """The content now lives in another block; nothing is lost."""
+        """The content is in another block from now on; nothing is lost."""
         content = self.contents[source]
         if content is None:
             return

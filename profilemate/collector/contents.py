@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content ids: numbers that stand for what a block holds, as the text that the tables show."""
+"""Content ids: numbers that stand for what a block holds, as the tables spell them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hashlib import blake2s
 from profilemate.format.events import HASH_BYTES
 
 _MASK = (1 << 53) - 1
-"""Bits that are whole in a JSON number."""
+"""The bits that a JSON number holds exactly."""
 
 
 def content_ids(key: bytes) -> Callable[[bytes], list[str]]:
-    """The function that tells the content id of each of the hashes that it is given.
+    """The function that turns hashes, one after the other, into content ids.
 
     An id is a digest of the session's secret and vLLM's block hash, so nobody who lacks the
-    secret can look up in a table which prompt it stands for. The secret comes first: BLAKE2 is
-    not prone to length extension, the lengths are fixed, and both fit the one block that it works
-    on at a time, where its own keyed mode takes two.
+    secret can find out which prompt it stands for. The secret comes first: BLAKE2 is safe from
+    length extension, the lengths are fixed, and both fit the one block that it works on at a
+    time. Its own keyed mode takes two.
     """
     start = blake2s(key, digest_size=8).copy
     iter_unpack = struct.Struct(f"{HASH_BYTES}s").iter_unpack

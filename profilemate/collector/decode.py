@@ -14,14 +14,14 @@ from profilemate.format.events import FRAME, HASH_BYTES, OP_MASK, POOL_SHIFT, Op
 _SHORT = "a column ends too early"
 
 Event = tuple[Any, ...]
-"""What one event tells: what its op's reader in ``_READERS`` has put together."""
+"""The values of one event, as its op's reader in ``_READERS`` puts them together."""
 
 ContentIds = Callable[[bytes], list[str]]
-"""Tells the content id of each of these hashes."""
+"""Turns hashes, one after the other, into content ids."""
 
 
 class Episode(NamedTuple):
-    """The events of a step, or of what came between two, and the time of the last one.
+    """The events of one step, or those between two steps, and the time of the last one.
 
     ``ops`` holds each event's op, without its pool.
     """
@@ -31,9 +31,10 @@ class Episode(NamedTuple):
     events: list[Event]
 
 
-def told(episode: Episode, op: int) -> list[Event]:
-    """What the events with this op tell."""
-    return [event for known, event in zip(episode.ops, episode.events, strict=True) if known == op]
+def events_of(episode: Episode, op: int) -> list[Event]:
+    """The episode's events with this op."""
+    pairs = zip(episode.ops, episode.events, strict=True)
+    return [event for its_op, event in pairs if its_op == op]
 
 
 class DecodeError(Exception):
@@ -41,16 +42,16 @@ class DecodeError(Exception):
 
 
 class Shape(NamedTuple):
-    """How many pools and KV cache groups the engine has, which no frame repeats."""
+    """How many pools and KV cache groups the engine has. Only the journal's header says so."""
 
     pools: int
     groups: int
 
 
 class _Frame:
-    """A frame's columns, each of which is taken from front to back.
+    """A frame's columns, each read from front to back.
 
-    Taking more than there is raises StopIteration, or ValueError where it is several at once.
+    Reading past the end raises StopIteration, or ValueError where several values are read at once.
     """
 
     def __init__(self, payload: bytes, shape: Shape, content_ids: ContentIds) -> None:
@@ -86,7 +87,7 @@ class _Frame:
         return taken
 
     def lists(self, requests: int = 1) -> list[list[int]]:
-        """A list for each of so many requests and each group."""
+        """A list for each of these requests and each group."""
         count = requests * self.shape.groups
         taken = list(islice(self._lists, count))
         if len(taken) < count:
@@ -94,14 +95,14 @@ class _Frame:
         return taken
 
     def contents(self, count: int) -> list[str]:
-        """The content ids of so many hashes."""
+        """The content ids of the next hashes."""
         taken = list(islice(self._contents, count))
         if len(taken) < count:
             raise ValueError(_SHORT)
         return taken
 
     def raw(self, count: int) -> bytes:
-        """The next bytes of the payload; past its columns, of the blobs."""
+        """The next bytes of the payload. Behind its columns come the blobs."""
         begin = self._at
         self._at += count
         if self._at > len(self._payload):
@@ -170,8 +171,8 @@ _READERS: dict[int, Callable[[_Frame, int], Event]] = {
     Op.REPLAY: lambda f, _: (f.time(), *f.numbers(4)),
     Op.LOST: lambda f, _: (f.time(), f.number()),
 }
-"""How to take each op's event from a frame's columns, given its pool: what has a time begins with
-it (with both, a step; with its end, a capture), and what has a pool follows with that."""
+"""How to read each op's event from a frame's columns, given its pool. An event with a time begins
+with it (a step with both, a capture with its end); its pool comes next, where it has one."""
 
 _STEP, _UPDATE = int(Op.STEP), int(Op.UPDATE)
 _UNTIMED = frozenset((Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT, Op.ADMIT_LOOKED_UP))
@@ -209,6 +210,6 @@ def episodes(payload: bytes, shape: Shape, content_ids: ContentIds) -> list[Epis
     if begin < len(ops):
         tail = zip(ops[begin:], events[begin:], strict=True)
         times = [event[0] for op, event in tail if op not in _UNTIMED]
-        # Not the last one's: a worker whose GPU is timed tells of an execution when that is known.
+        # Not the last one's time: a worker whose GPU is timed records an execution late.
         found.append(Episode(max(times, default=time), ops[begin:], events[begin:]))
     return found

@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay one engine's events and write its rows."""
+"""The state of one engine, rebuilt from its events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from profilemate.collector.blocks import Loss, Pool
+from profilemate.collector.block_rows import BlockRows
+from profilemate.collector.blocks import Pool
 from profilemate.collector.contents import content_ids
-from profilemate.collector.decode import Episode, Shape, told
+from profilemate.collector.decode import Episode, Shape, events_of
+from profilemate.collector.endings import Endings
 from profilemate.collector.lookups import Lookups, OpenRow
 from profilemate.collector.owners import NOBODY, SETTLED, Parts, settle
-from profilemate.collector.requests import Finish, Request, parse_request, prefix_ids, row
+from profilemate.collector.requests import Finish, Request, parse_request
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.format.events import PARTS, REASONS, Op
-
-_ONCE_SHIFT = 32
 
 _REQUEST, _MOVE = int(Op.REQUEST), int(Op.MOVE)
 _STEP, _REPEAT = int(Op.STEP), int(Op.REPEAT)
 _LOST = int(Op.LOST)
 
 _LOOKED_AHEAD = SETTLED | {Op.REPEAT, Op.MOVE, Op.REQUEST, Op.LOST}
-"""What is looked for in an episode before it is replayed."""
+"""What is looked for in an episode before its events are applied."""
 
 
 class Engine:
@@ -38,50 +38,48 @@ class Engine:
         self.mismatches = 0
         self._origin = origin_ns
         self.content_ids = content_ids(key)
-        self._caching = bool(header["caching"])
         self._block_size = int(header["hash_block_size"])
-        self._told_by_content = int(header["told_by_content"])
         self.shape = Shape(len(header["pools"]), len(header["groups"]))
         self._pools = [Pool(pool["blocks"], pool["null"]) for pool in header["pools"]]
-        self._usage_blocks = [
+        usage_blocks = [
             pool.get("usage_blocks", known.total)
             for pool, known in zip(header["pools"], self._pools, strict=True)
         ]
-        """What vLLM divides by to tell each pool's usage."""
         self._group_pools = [group["pool"] for group in header["groups"]]
         self._totals = totals
         self._lost: set[str] = set()
         self._handlers = _HANDLERS
         self._requests: dict[int, Request] = {}
-        self._finished: list[tuple[Request, Finish, list[str], list[str], list[str]]] = []
         self._lookups = Lookups(self._write_lookup)
         self._steps = StepRows(self.rank, origin_ns, tables.append("scheduler_steps.csv"))
-        self._usage = tables.append("kv_cache_usage.csv")
-        self._allocations = tables.append("kv_cache_allocations.csv")
-        self._evictions = tables.append("kv_cache_evictions.csv")
+        self._rows = BlockRows(self.rank, origin_ns, usage_blocks, tables, totals)
         self._lookup_rows = tables.append("prefix_cache_lookups.csv")
-        self._request_rows = tables.append("requests.jsonl")
-        self._last_usage: list[tuple[int, ...] | None] = [None] * len(self._pools)
-        self._used_once = 0
+        self._endings = Endings(
+            self.rank,
+            origin_ns,
+            block_size=self._block_size,
+            prefix_unit=int(header["told_by_content"]),
+            caching=bool(header["caching"]),
+            append=tables.append("requests.jsonl"),
+        )
         self._episode = 0
-        self._step = 0
         self._looking_up: Request | None = None
         self._sources: dict[tuple[int, int], int] = {}
         self._owners: list[Parts] = []
-        """Whose are the blocks of each ALLOCATE of the episode that is still to be replayed, the
-        last one first."""
+        """Who got the blocks of each ALLOCATE that this episode has left to apply, the last one
+        first."""
         self._asked: list[Request] = []
         self._looked_up: list[Request] = []
         self._admitted: list[Request] = []
         self._parked: list[tuple[str, list[int]]] = []
-        """Whose blocks were parked, and which, in the order in which they will come back."""
+        """Whose blocks were parked, and which, in the order in which they come back."""
         totals.add_pools(pool.total for pool in self._pools)
 
     def apply(self, episode: Episode) -> None:
-        """Replay one episode."""
+        """Apply the events of one episode."""
         _, ops, events = episode
         self._episode += 1
-        self._step = self._steps.number + ops.count(_STEP)
+        self._rows.step = self._steps.number + ops.count(_STEP)
         self._looking_up = None
         self._sources = {}
         if not _LOOKED_AHEAD.isdisjoint(ops):
@@ -89,24 +87,26 @@ class Engine:
         handlers = self._handlers
         for op, event in zip(ops, events, strict=True):
             handlers[op](self, *event)
-        if self._finished:
-            self._write_finished()
+        if self._endings:
+            for request in self._endings.write(self._lost):
+                self._totals.requests += 1
+                del self._requests[request.number]
         self.last_ns = episode.time or self.last_ns
 
     def _look_ahead(self, episode: Episode) -> None:
-        """Learn what is told after the events that it belongs to, or is in force from the start."""
+        """Learn what comes after the events that it belongs to, or holds from the start."""
         ops = episode.ops
         if _REPEAT in ops:
-            self._step += sum(count for _, count in told(episode, _REPEAT))
+            self._rows.step += sum(count for _, count in events_of(episode, _REPEAT))
         if _MOVE in ops:
             self._sources = {
-                (pool, target): source for _, pool, source, target in told(episode, _MOVE)
+                (pool, target): source for _, pool, source, target in events_of(episode, _MOVE)
             }
         if _REQUEST in ops:
-            for time, number, blob in told(episode, _REQUEST):
+            for time, number, blob in events_of(episode, _REQUEST):
                 self._requests[number] = parse_request(number, blob, time)
         if _LOST in ops:
-            self._lose(list(PARTS)[place] for _, place in told(episode, _LOST))
+            self._lose(list(PARTS)[place] for _, place in events_of(episode, _LOST))
         if "blocks" not in self._lost:
             self._owners, mismatches = settle(
                 episode, self._requests, self._group_pools, len(self._pools)
@@ -140,16 +140,16 @@ class Engine:
             self._lookups.allocated(asking)
             asking.admitted = asking.admitted or time
         pool = self._pools[number]
-        known = list(self._known(number, parts))
-        cell, group, _ = known[0] if known else ("", 0, [])
-        evicted = self._write_evictions(pool.evict(blocks), time, "reallocated", cell, number)
-        for owner, in_group, part in known:
+        handed_out = list(self._by_owner(number, parts))
+        cell, group, _ = handed_out[0] if handed_out else ("", 0, [])
+        evicted = self._rows.evicted(pool.evict(blocks), time, "reallocated", cell, number)
+        for owner, in_group, part in handed_out:
             pool.allocate(part, owner, in_group, time)
         self._totals.allocated += len(blocks)
-        self._write_move(time, number, "allocate", len(blocks), cell, evicted, group)
+        self._rows.moved(time, number, "allocate", len(blocks), cell, evicted, group)
 
-    def _known(self, number: int, parts: Parts) -> Iterator[tuple[str, int, list[int]]]:
-        """The cell and group that the parts were handed out for, each with its blocks."""
+    def _by_owner(self, number: int, parts: Parts) -> Iterator[tuple[str, int, list[int]]]:
+        """The cell of each part's request, the group, and the blocks."""
         for owner, blocks in parts:
             if owner != NOBODY:
                 yield self._cell(owner[0]), max(0, owner[1]), blocks
@@ -169,14 +169,14 @@ class Engine:
         count = pool.count(blocks)
         if count:
             real = next(block for block in blocks if block != pool.null)
-            self._write_move(time, number, "reuse", count, cell, 0, pool.owner(real)[1])
+            self._rows.moved(time, number, "reuse", count, cell, 0, pool.owner(real)[1])
 
-    def _free(self, time: int, pool: int, freer: int, last: list[int], shared: list[int]) -> None:
+    def _free(self, time: int, pool: int, freer: int, last: list[int], held: list[int]) -> None:
         request = self._requests.get(freer - 1) if freer else None
-        cell = request.cell if request else self._unpark(last + shared)
-        self._pools[pool].share_less(shared)
+        cell = request.cell if request else self._unpark(last + held)
+        self._pools[pool].drop_one_holder(held)
         released = self._pools[pool].free(last, cell, time)
-        self._given_up(time, pool, request, last + shared, released)
+        self._given_up(time, pool, request, last + held, released)
 
     def _release(self, time: int, pool: int, number: int, count: int) -> None:
         request = self._requests[number]
@@ -200,7 +200,7 @@ class Engine:
         if released:
             self._totals.freed += len(released)
             owner, group = pool.owner(released[0])
-            self._write_move(time, number, "free", len(released), owner, 0, group)
+            self._rows.moved(time, number, "free", len(released), owner, 0, group)
 
     def _cache(self, time: int, pool: int, number: int, first: int, contents: list[str]) -> None:
         blocks = self._requests[number].tables[0][first : first + len(contents)]
@@ -221,19 +221,19 @@ class Engine:
         request = self._requests.get(number)
         cell, prompt_tokens = (request.cell, request.prompt_tokens) if request else ("", 0)
         self._pools[pool].cache(blocks, contents, group, prompt_tokens, tokens, stride)
-        self._write_move(time, pool, "cache", len(blocks), cell, 0, group)
+        self._rows.moved(time, pool, "cache", len(blocks), cell, 0, group)
 
     def _evict(self, time: int, pool: int, blocks: list[int]) -> None:
         evictions = self._pools[pool].evict(blocks)
-        self._write_evictions(evictions, time, "explicit", "", pool)
+        self._rows.evicted(evictions, time, "explicit", "", pool)
 
     def _reset(self, time: int, pool: int, done: int) -> None:
         if not done:
-            self._write_move(time, pool, "reset_refused", 0, "", 0, "")
+            self._rows.moved(time, pool, "reset_refused", 0, "", 0, "")
             return
         evictions = self._pools[pool].evict_all()
-        count = self._write_evictions(evictions, time, "reset", "", pool)
-        self._write_move(time, pool, "reset", count, "", count, "")
+        count = self._rows.evicted(evictions, time, "reset", "", pool)
+        self._rows.moved(time, pool, "reset", count, "", count, "")
 
     def _move(self, time: int, pool: int, source: int, target: int) -> None:
         self._pools[pool].move(source, target)
@@ -270,14 +270,11 @@ class Engine:
         # vLLM counts from 0 again after a preemption.
         computed = max(computed, request.preempted_tokens)
         finish = Finish(REASONS[reason], prompt, output, computed, time)
-        arrived_with, request.prompt_tokens = request.prompt_tokens, prompt
         self._lookups.ended(request)
         self._steps.finished += 1
-        prompt_ids, output_ids = self._hash_ids(request, finish, contents)
-        known = prompt_ids[: prompt // self._block_size]
-        prefixes = prefix_ids(request, arrived_with, self._told_by_content, known)
-        request.freed_blocks = 0
-        self._finished.append((request, finish, prompt_ids, output_ids, prefixes))
+        if not contents:
+            contents = self._pools[0].leading_contents(request.tables.get(0, []))
+        self._endings.add(request, finish, contents)
 
     def _forget(self, number: int) -> None:
         request = self._requests.pop(number, None)
@@ -293,10 +290,10 @@ class Engine:
 
     def _take_away(self, request: Request | None, blocks: list[int]) -> None:
         if len(self._pools) == 1:
-            # Blocks of several pools come back apart, and no longer look like these.
+            # Blocks of several pools come back in several calls, none of which names all of these.
             self._parked.append((request.cell if request else "", sorted(blocks)))
         if request is not None:
-            # Of a preempted request, too: these come back as blocks, and no longer as its own.
+            # These come back as blocks of nobody's, those of a preempted request, too.
             request.leaving = []
             if request.freed_blocks is not None:
                 request.freed_blocks += self._pools[0].count(blocks)
@@ -340,106 +337,14 @@ class Engine:
             if request is not None and request.first_token is None:
                 request.first_token = time
 
-    def _hash_ids(
-        self, request: Request, finish: Finish, contents: list[str]
-    ) -> tuple[list[str], list[str]]:
-        """Content ids of the prompt's blocks, the last partial one included, and of the full
-        blocks that follow. ``contents`` are those of its full blocks, where the engine told."""
-        if not self._caching:
-            return [], []
-        if not contents:
-            contents = self._pools[0].known_contents(request.tables.get(0, []))
-        size = self._block_size
-        full = request.prompt_tokens // size
-        prompt_ids = contents[:full]
-        while len(prompt_ids) * size < request.prompt_tokens:
-            self._used_once += 1
-            prompt_ids.append(f"{self.rank << _ONCE_SHIFT | self._used_once}")
-        # The last token's own KV is never there, and what was not computed is nowhere.
-        tokens = min(finish.computed_tokens, request.prompt_tokens + finish.output_tokens - 1)
-        return prompt_ids, contents[full : max(full, tokens // size)]
-
-    def _write_finished(self) -> None:
-        for request, finish, prompt_ids, output_ids, prefixes in self._finished:
-            if not request.freed_blocks:
-                request.freed_blocks = request.num_blocks
-            self._request_rows(
-                row(
-                    request,
-                    finish,
-                    self.rank,
-                    self._origin,
-                    self._block_size,
-                    prompt_ids,
-                    output_ids,
-                    prefixes,
-                    self._lost,
-                )
-            )
-            self._totals.requests += 1
-            del self._requests[request.number]
-        self._finished.clear()
-
     def _write_usage(self, when: str, running: int, waiting: int, free_counts: list[int]) -> None:
         if "blocks" in self._lost:
             return
         for number, pool in enumerate(self._pools):
-            free, held, cached = free_counts[number], pool.num_held, pool.num_cached
-            if free != pool.total - held:
+            free = free_counts[number]
+            if free != pool.total - pool.num_held:
                 self.mismatches += 1
-            state = (held, cached, running, waiting)
-            if state == self._last_usage[number]:
-                continue
-            self._last_usage[number] = state
-            of = self._usage_blocks[number]
-            usage = 100 * (1 - free / of) if of else 0.0
-            self._totals.held(self.rank, number, held)
-            self._usage(
-                f"{when},{usage:.2f},{held},{pool.total},{cached},{pool.num_free},"
-                f"{running},{waiting},{self.rank},{number}"
-            )
-
-    def _write_move(
-        self,
-        time: int,
-        pool: int,
-        name: str,
-        count: int,
-        cell: str,
-        evicted: int,
-        group: int | str,
-    ) -> None:
-        self._allocations(
-            f"{(time - self._origin) / 1e9:.6f},{name},{count},{cell},{evicted},{self._step},"
-            f"{self.rank},{pool},{group}"
-        )
-
-    def _write_evictions(
-        self, losses: list[Loss], time: int, reason: str, cell: str, pool: int
-    ) -> int:
-        """Write what was lost; returns how many contents."""
-        if not losses:
-            return 0
-        when = self._seconds(time)
-        count = lifetimes = idles = 0
-        for life, copies_left, blocks, contents in losses:
-            allocated, accessed, freed, reuses, owner, group, origin = life
-            lifetime, idle = time - allocated, time - accessed
-            lived = f"{lifetime / 1e9:.6f}"
-            idled = lived if idle == lifetime else f"{idle / 1e9:.6f}"
-            evictable = "" if freed is None else f"{(time - freed) / 1e9:.6f}"
-            begin = f"{when},{lived},{idled},{evictable},"
-            middle = f",{reuses},{reason},"
-            end = f",{copies_left},{origin},{owner},{cell},{self.rank},{pool},{group}"
-            between = f"{end}\n{begin}"
-            pairs = zip(blocks, contents, strict=True)
-            rows = [f"{block}{middle}{content}" for block, content in pairs]
-            self._evictions(f"{begin}{between.join(rows)}{end}")
-            count += len(rows)
-            lifetimes += len(rows) * lifetime
-            idles += len(rows) * idle
-        self._totals.evicted(count, lifetimes, idles)
-        return count
+            self._rows.usage(when, number, pool, free, running, waiting)
 
     def _write_lookup(
         self, request: Request, lookup: OpenRow, external: int, admitted: int
@@ -454,7 +359,7 @@ class Engine:
 
 
 def _ignore(engine: Engine, *event: Any) -> None:
-    """What has been read before, or what no longer counts."""
+    """An event that was looked at before, or no longer counts."""
 
 
 _HANDLERS: dict[int, Callable[..., None]] = {
@@ -498,4 +403,4 @@ _OF_BLOCKS = (
     Op.PARK,
     Op.PARK_ALL,
 )
-"""What cannot be replayed any more once some of it is not told."""
+"""What cannot be applied any more once some of it is missing."""

@@ -25,8 +25,8 @@ BACKLOG_BYTES = 1 << 17
 """After a read of this much there is likely more: it is read without a pause."""
 
 MERGE_NS = 400_000_000
-"""Episodes of all producers are replayed in the order of their times, so that the tables come out
-the same whenever they are made; this long after its time one is taken to be on disk."""
+"""Episodes of all producers are applied in the order of their times, so that the tables come out
+the same whenever they are made. One counts as written this long after its time."""
 
 _time = attrgetter("time")
 
@@ -34,7 +34,7 @@ _time = attrgetter("time")
 class Follower:
     """The tables of one session, as far as its journals have been read.
 
-    Finalizing is following, with all producers gone and nothing left to sample.
+    To finalize a session is to follow it when all producers are gone and nothing is sampled.
     """
 
     def __init__(self, folder: Path, target: Path, sampler: Sampler | None = None) -> None:
@@ -49,7 +49,7 @@ class Follower:
         self._samples = self.tables.extend(gpu_memory.TABLE)
 
     def discover(self) -> None:
-        """Find the journals that appeared since the last call."""
+        """Find the journals that are new since the last call."""
         for path in sorted(self.journals.glob("*.journal")):
             if path.stem not in self.producers:
                 self.producers[path.stem] = Producer(path, self.founding, self.tables, self.totals)
@@ -58,8 +58,8 @@ class Follower:
         """Read what all producers wrote, up to a limit each; returns the bytes."""
         return sum(producer.read() for producer in self.ordered())
 
-    def replay(self, until: int | None = None) -> int | None:
-        """Replay the episodes whose time is at most ``until``, in the order of their times.
+    def apply(self, until: int | None = None) -> int | None:
+        """Apply the episodes whose time is at most ``until``, in the order of their times.
 
         Returns the time of the first one, None where there was none.
         """
@@ -71,20 +71,20 @@ class Follower:
             due += [(producer, episode) for episode in producer.episodes[:count]]
             del producer.episodes[:count]
         # Episodes of one time stay in the order of their producers' names.
-        due.sort(key=lambda replayed: replayed[1].time)
+        due.sort(key=lambda pair: pair[1].time)
         for producer, episode in due:
-            producer.replay(episode)
+            producer.apply(episode)
         self.tables.flush()
         return due[0][1].time if due else None
 
     def write(self, *, ended: bool) -> None:
-        """Write the rows, and what the session is."""
+        """Write the rows, metadata.json and the totals."""
         self.tables.flush()
         producers = self.ordered()
         workers = [producer.state for producer in producers if isinstance(producer.state, Worker)]
         worker.write_usage(self.tables.folder, workers)
         sampler = self._sampler
-        sampling = sampler.told() if sampler else gpu_memory.told_before(self.folder)
+        sampling = sampler.state() if sampler else gpu_memory.earlier_sampling(self.folder)
         metadata.write(
             self.tables.folder,
             self.founding,
@@ -97,25 +97,25 @@ class Follower:
         )
 
     def sample(self) -> None:
-        """Have the GPUs of the workers sampled, and take the samples that there are."""
+        """Have the workers' GPUs sampled, and write the samples that have come."""
         if self._sampler is not None:
             states = ((producer.state, producer.header) for producer in self.ordered())
-            self._sampler.watch([told for state, told in states if isinstance(state, Worker)])
+            self._sampler.watch([header for state, header in states if isinstance(state, Worker)])
             self._samples(self._sampler.rows())
 
     def close(self) -> None:
-        """Nothing more comes: replay what is left and write everything."""
+        """Nothing more comes: apply what is left and write everything."""
         if self._sampler is not None:
             self._sampler.stop()
             self._samples(self._sampler.rows())
-        self.replay()
+        self.apply()
         for producer in self.ordered():
             producer.close()
         self.write(ended=True)
         self.tables.close()
 
     def retire(self) -> bool:
-        """Let no process join the session any more; False if one just has."""
+        """Let no process join the session any more; returns False if one just has."""
         session.close_to_newcomers(self.journals)
         known = len(self.producers)
         self.discover()
@@ -138,7 +138,7 @@ def follow(folder: Path) -> None:
     """Follow the session to its end, and remove its journals when the tables are complete.
 
     Raises:
-        SessionError, JournalError: the session cannot be read.
+        SessionError: the session cannot be read.
         OSError: the tables cannot be written.
 
     """
@@ -147,11 +147,11 @@ def follow(folder: Path) -> None:
     next_metadata = 0.0
     while True:
         follower.discover()
-        # Asked before reading: what a producer wrote before it went is read below.
+        # Before reading: what a producer wrote before it ended is read below.
         alive = follower.alive or not follower.producers
         read = follower.read()
         follower.sample()
-        first = follower.replay(time.monotonic_ns() - MERGE_NS)
+        first = follower.apply(time.monotonic_ns() - MERGE_NS)
         if first is not None:
             follower.lag_ns = max(follower.lag_ns, time.monotonic_ns() - first)
         if time.monotonic() >= next_metadata:
@@ -166,7 +166,7 @@ def follow(folder: Path) -> None:
 
 
 def remove_journals(folder: Path) -> None:
-    """Remove the journal folder: its content is in the tables."""
+    """Remove the journal folder, all of which is in the tables."""
     journals = folder / session.JOURNAL_FOLDER
     for path in journals.iterdir():
         path.unlink(missing_ok=True)

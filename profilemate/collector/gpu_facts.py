@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workers tell of their GPUs and CUDA graphs, as metadata.json has it.
+"""What the workers recorded about their GPUs and CUDA graphs, as metadata.json has it.
 
 Workers are given in the order of their ranks.
 """
@@ -25,16 +25,16 @@ _MEMORY = (
     "kv_allocated_bytes",
     "blocks",
 )
-"""What a worker found when vLLM divided the GPU's memory up."""
+"""What a worker found when vLLM divided the GPU's memory."""
 
 
 def cuda_graphs(workers: Sequence[Producer]) -> dict[str, Any] | None:
-    """How the first worker was to use CUDA graphs, and how it did."""
+    """How the first worker was configured to use CUDA graphs, and how it did."""
     if not workers:
         return None
     header, status = workers[0].header, workers[0].status
-    told = {**(header.get("cuda_graphs") or {}), **(status.get("cuda_graphs") or {})}
-    if not told:
+    graphs = {**(header.get("cuda_graphs") or {}), **(status.get("cuda_graphs") or {})}
+    if not graphs:
         return None
     names = (
         "asked",
@@ -45,27 +45,27 @@ def cuda_graphs(workers: Sequence[Producer]) -> dict[str, Any] | None:
         "runner",
     )
     return {
-        **{name: told.get(name) for name in names},
+        **{name: graphs.get(name) for name in names},
         "gpu_timing": bool(header.get("gpu_timing")),
     }
 
 
 def memory(workers: Sequence[Producer]) -> dict[str, Any] | None:
     """The memory of the worker with the least left for the KV cache, which decides how many blocks
-    all of them get; and of each."""
+    all of them get; under ``workers`` that of each."""
     each = [
-        {"worker": worker.header["rank"], **{name: told.get(name) for name in _MEMORY}}
+        {"worker": worker.header["rank"], **{name: found.get(name) for name in _MEMORY}}
         for worker in workers
-        if (told := worker.status.get("memory"))
+        if (found := worker.status.get("memory"))
     ]
     if not each:
         return None
-    known = [told for told in each if told["kv_bytes"] is not None]
-    return {**min(known or each[:1], key=lambda told: told["kv_bytes"]), "workers": each}
+    known = [found for found in each if found["kv_bytes"] is not None]
+    return {**min(known or each[:1], key=lambda found: found["kv_bytes"]), "workers": each}
 
 
 def gpus(workers: Sequence[Producer], sampling: Sampling) -> list[dict[str, Any]]:
-    """The GPUs, each with its workers. One without a name counts as another than all others."""
+    """The GPUs, each with its workers. A GPU without a name counts as one of its own."""
     found: dict[Any, dict[str, Any]] = {}
     for worker in workers:
         rank, gpu = worker.header["rank"], worker.header.get("gpu")

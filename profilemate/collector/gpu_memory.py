@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory of the workers' GPUs is in use, as NVML says while vLLM runs.
 
-NVML is asked in the collector's process, never in vLLM's, and there in a thread: a call into the
-driver can take long, or never return where a GPU has failed, and the journals must be followed all
-the same. Nothing waits long for that thread; it ends with the process.
+The collector's process asks NVML, never vLLM's, and does so in a thread: a call into the driver can
+take long, or never return where a GPU has failed, and the journals must be followed all the same.
+Nothing waits long for that thread, and it ends with the process.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from profilemate.format.session import METADATA_FILE
 TABLE = "gpu_memory.csv"
 
 SHORTEST_SEC = 0.1
-"""Samples do not come faster than this, whatever is asked for."""
+"""The shortest interval between samples, whatever is asked for."""
 
 HANGS_SEC = 30.0
-"""An answer that takes longer than this is told as a problem."""
+"""An answer that takes longer than this is a problem."""
 
 PATIENCE_SEC = 1.0
-"""How long the last answer is waited for when the session has ended."""
+"""How long the end of the session waits for the last answer."""
 
 Header = Mapping[str, Any]
 """A worker's journal header."""
 
 Name = str | int
-"""What NVML finds a GPU by: its UUID or its index."""
+"""A GPU's UUID or index, by which NVML finds it."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What is known of the sampling.
+    """How the sampling goes.
 
     Attributes:
         indexes: NVML's index of each GPU, by its name.
-        problem: why a GPU was not sampled, or none; None where nothing is amiss.
+        problem: why some GPU is not sampled, or all are not; None where all are.
 
     """
 
@@ -56,9 +56,9 @@ class Sampling:
 
 
 class Sampler:
-    """Samples the GPUs of the workers that it is told of.
+    """Samples the GPUs of the workers that it is given.
 
-    ``load`` returns the pynvml module, given where vLLM may have its own copy.
+    ``load`` returns the pynvml module. It gets the paths at which vLLM may have its own copy.
     """
 
     def __init__(self, origin_ns: int, load: Callable[[Sequence[str]], Any] | None = None) -> None:
@@ -94,15 +94,15 @@ class Sampler:
         """The rows that came since the last call."""
         return [self._rows.popleft() for _ in range(len(self._rows))]
 
-    def told(self) -> Sampling:
-        """What is known by now."""
+    def state(self) -> Sampling:
+        """How the sampling goes by now."""
         asked, problem = self._asked, self._problem
         if problem is None and asked is not None and time.monotonic() - asked > HANGS_SEC:
             problem = f"NVML has not answered for {time.monotonic() - asked:.0f} s"
         return Sampling(dict(self._indexes), problem)
 
     def stop(self) -> None:
-        """Take no more samples; the one under way is waited for, but not for long."""
+        """Take no more samples. Waits for the one under way, but not for long."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(PATIENCE_SEC)
@@ -122,7 +122,7 @@ class Sampler:
                 self._asked = time.monotonic()
                 self._sample(nvml, name)
             self._asked = None
-            # A sample that took longer than the interval is not made up for.
+            # Where a sample took longer than the interval, the next ones are not moved up.
             due = max(due + self._interval, time.monotonic())
             self._ending.wait(due - time.monotonic())
 
@@ -145,15 +145,15 @@ class Sampler:
         )
 
     def _say(self, problem: str) -> None:
-        """Keep the first problem: what follows comes of it as a rule."""
+        """Keep the first problem: the later ones mostly follow from it."""
         self._problem = self._problem or problem
 
 
 def name_of(gpu: Mapping[str, Any]) -> Name | None:
-    """What NVML finds a worker's GPU by, None where it does not tell.
+    """The name by which NVML finds a worker's GPU; None where the worker knows none.
 
-    Without a UUID it is found by what CUDA_VISIBLE_DEVICES has at its place, which CUDA and NVML
-    number alike where all GPUs are of one kind.
+    Without a UUID it is the entry of CUDA_VISIBLE_DEVICES at the GPU's index. CUDA and NVML number
+    GPUs alike where all are of one kind.
     """
     if gpu.get("uuid"):
         return str(gpu["uuid"])
@@ -168,13 +168,13 @@ def name_of(gpu: Mapping[str, Any]) -> Name | None:
 
 
 def interval_sec(workers: Sequence[Header]) -> float:
-    """Seconds between samples that the first worker was configured for; 0: none are taken."""
+    """Seconds between samples, as the first worker was configured; 0: none are taken."""
     asked = float(workers[0].get("gpu_interval_sec") or 0) if workers else 0.0
     return max(SHORTEST_SEC, asked) if asked > 0 and math.isfinite(asked) else 0.0
 
 
-def told_before(folder: Path) -> Sampling:
-    """What the collector that sampled this session has left of it in metadata.json."""
+def earlier_sampling(folder: Path) -> Sampling:
+    """How the sampling went, as the collector that followed this session noted in metadata.json."""
     try:
         metadata = json.loads((folder / METADATA_FILE).read_bytes())
         known = [gpu for gpu in metadata["gpus"] if gpu["uuid"] and gpu["gpu"] is not None]
@@ -191,7 +191,7 @@ def load_nvml(copies: Sequence[str]) -> ModuleType:
     """The module pynvml: nvidia-ml-py where it is installed, else the copy that vLLM brings.
 
     Args:
-        copies: files that may be vLLM's copy; where none is, vLLM is looked for, not imported.
+        copies: files that may be vLLM's copy. Where none is, vLLM is looked up, not imported.
 
     Raises:
         ImportError: there is none.
@@ -204,7 +204,7 @@ def load_nvml(copies: Sequence[str]) -> ModuleType:
     for path in [*copies, *_copies_of_vllm()]:
         spec = importlib.util.spec_from_file_location("pynvml", path)
         if Path(path).is_file() and spec is not None and spec.loader is not None:
-            # It looks itself up there.
+            # The module looks itself up there.
             module = sys.modules["pynvml"] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             return module
@@ -218,7 +218,7 @@ def _copies_of_vllm() -> list[str]:
 
 
 def _find(nvml: Any, name: Name) -> tuple[Any, int]:
-    """A GPU's handle and index; of a part of one (MIG) its own handle, and the index of the whole.
+    """A GPU's handle and index. A part of a GPU (MIG) has its own handle, and the whole's index.
 
     CUDA has the same kind of UUID for both.
     """
@@ -238,7 +238,7 @@ def _find(nvml: Any, name: Name) -> tuple[Any, int]:
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    """Memory as nvidia-smi shows it: since version 2 ``used`` is without what is reserved."""
+    """Memory as nvidia-smi shows it: since version 2 ``used`` leaves out what is reserved."""
     version = getattr(nvml, "nvmlMemory_v2", None)
     if version is not None:
         try:

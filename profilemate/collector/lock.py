@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from profilemate.format.session import JOURNAL_FOLDER, process_alive, process_start
+from profilemate.format import processes
+from profilemate.format.session import JOURNAL_FOLDER
 
 
 class Lock:
@@ -48,11 +49,11 @@ class Lock:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             pid, _, start = path.read_text().partition(" ")
-            if not pid.isdigit() or process_alive(int(pid), start):
+            if not pid.isdigit() or processes.is_alive(int(pid), start):
                 return False
             path.unlink(missing_ok=True)
             return self._acquire_without_locks()
-        os.write(fd, f"{os.getpid()} {process_start(os.getpid())}".encode())
+        os.write(fd, f"{os.getpid()} {processes.start_of(os.getpid())}".encode())
         self._fd = fd
         return True
 

@@ -16,7 +16,7 @@ WINDOW_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class OpenRow:
-    """Lookups of one request that have come to the same so far."""
+    """Lookups of one request that all had the same outcome so far."""
 
     began: int
     last: int
@@ -26,7 +26,7 @@ class OpenRow:
     lookups: int
     frame: int
     loading: bool = False
-    """Blocks were handed out for it, but it waits for a transfer before it runs."""
+    """The request got blocks, but waits for a transfer before it runs."""
 
 
 Emit = Callable[[Request, OpenRow, int, int], None]
@@ -35,7 +35,8 @@ Emit = Callable[[Request, OpenRow, int, int], None]
 class Lookups:
     """The open rows of one engine. ``emit(request, row, external, admitted)`` writes one.
 
-    ``preemptions_lost``: they are no longer told, and whoever has run before was preempted.
+    ``preemptions_lost``: preemptions are no longer recorded, so a request that has run before
+    counts as preempted.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -47,10 +48,10 @@ class Lookups:
     def looked_up(
         self, request: Request, query: int, hit: int, skipped: bool, time: int, frame: int
     ) -> None:
-        """The scheduler looked a request up. ``frame`` tells the engine's steps apart."""
+        """The scheduler looked a request up, in this ``frame``: each step is another."""
         row = self._open.get(request.number)
         if row is not None and row.frame == frame:
-            # The step asked again because the first answer could not be used: only this counts.
+            # The step could not use the first answer and asked again: only this one counts.
             if row.lookups == 1:
                 row.query_tokens, row.hit_tokens = query, hit
                 return
@@ -70,7 +71,7 @@ class Lookups:
         self._open[request.number] = OpenRow(time, time, query, hit, kind, 1, frame)
 
     def repeated(self, requests: list[Request], count: int, time: int) -> None:
-        """The last step's lookups were made ``count`` times more, the last one at ``time``."""
+        """The last step's lookups were repeated ``count`` times, the last time at ``time``."""
         for request in requests:
             row = self._open.get(request.number)
             if row is None:
@@ -86,18 +87,18 @@ class Lookups:
                 self._open[request.number] = replace(row, began=time, lookups=0)
 
     def allocated(self, request: Request) -> None:
-        """Blocks were handed out for the request, which does not run yet."""
+        """The request got blocks, but does not run yet."""
         row = self._open.get(request.number)
         if row is not None:
             row.loading = True
 
     def admitted(self, request: Request, computed_tokens: int) -> None:
-        """The request runs from now on, with this many tokens computed already."""
+        """The request runs from now on, with so many tokens computed already."""
         row = self._open.pop(request.number, None)
         if row is None or not row.lookups:
             return
         if row.lookups > 1:
-            # The lookups before the last one led to nothing.
+            # Only the last lookup led to the admission.
             self._emit(request, replace(row, lookups=row.lookups - 1), 0, 0)
             row = replace(row, began=row.last, lookups=1)
         external = max(0, computed_tokens - row.hit_tokens)
@@ -106,7 +107,7 @@ class Lookups:
         self._emit(request, row, external, 1)
 
     def ended(self, request: Request) -> None:
-        """The request is gone: what is open is written."""
+        """The request has ended: write its open row."""
         self._close(request)
         self._seen.discard(request.number)
 

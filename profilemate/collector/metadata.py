@@ -17,7 +17,8 @@ from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
 from profilemate.format.events import prefix_lengths
-from profilemate.format.session import METADATA_FILE, Founding, write_atomically
+from profilemate.format.files import write_atomically
+from profilemate.format.session import METADATA_FILE, Founding
 
 FORMAT_VERSION = 1
 SUMMARY_FILE = "kv_cache_summary.txt"
@@ -42,8 +43,8 @@ def write(
         producers: every process that wrote a journal, in the order of their names.
         tables: the tables.
         totals: the session's totals.
-        sampling: what is known of the sampling of GPU memory.
-        ended: every producer is gone and everything it wrote is in the tables.
+        sampling: how GPU memory was sampled.
+        ended: every producer is gone, and all that it wrote is in the tables.
         lag_sec: the longest that an event took to reach its table; None where not followed.
 
     """
@@ -111,7 +112,7 @@ def _metadata(
 
 
 def _parallel(engines: Sequence[Producer]) -> dict[str, Any] | None:
-    """The engines' parallelism. vLLM tells each rank of a dense model that it is the only one."""
+    """The engines' parallelism. Each rank of a dense model believes that it is the only one."""
     stated = engines[0].header.get("parallel") if engines else None
     if stated is None:
         return None
@@ -131,7 +132,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
     missing = [
         hook
         for hook in header.get("hooks", [])
-        # A module that this process does not need is nothing amiss.
+        # A process need not have imported every module.
         if not hook.get("attached") and "has not been imported" not in hook.get("reason", "")
     ]
     return {

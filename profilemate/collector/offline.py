@@ -10,26 +10,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from profilemate.collector import CollectorError, gpu_memory
+from profilemate.collector import gpu_memory
 from profilemate.collector.follow import Follower, remove_journals
 from profilemate.collector.lock import Lock
 from profilemate.collector.tables import COLUMNS, cut_torn_row
-from profilemate.format.journal import JournalError
-from profilemate.format.session import METADATA_FILE, SessionError
+from profilemate.format.errors import SessionError
+from profilemate.format.session import METADATA_FILE
 
 WAIT_SEC = 10.0
-"""How long a collector that is finishing is waited for."""
+"""How long to wait for a collector that is finishing."""
 
 
 def complete(
     folder: Path, *, wait: bool, progress: Callable[[int, int], None] | None = None
 ) -> bool:
-    """Make all tables anew from the journals, beside the old ones, then put them in place.
+    """Make all tables anew from the journals, beside the old ones, then put them in their place.
 
     Returns False where a process of the session, or its collector, is still at work.
 
     Raises:
-        CollectorError: the session cannot be read or written.
+        SessionError: the session cannot be read or written.
 
     """
     try:
@@ -40,10 +40,8 @@ def complete(
                     return not lock.path.parent.is_dir()
                 time.sleep(0.1)
             return _complete(folder, progress)
-    except (SessionError, JournalError) as error:
-        raise CollectorError(str(error)) from None
     except OSError as error:
-        raise CollectorError(
+        raise SessionError(
             f"cannot complete {folder}: {error.strerror}: {error.filename}"
         ) from None
 
@@ -57,10 +55,10 @@ def _complete(folder: Path, progress: Callable[[int, int], None] | None) -> bool
         while follower.read():
             if any(producer.exhausted and producer.alive for producer in follower.ordered()):
                 return False
-            # Only episodes that no other journal can precede any more may be replayed yet.
+            # No journal may still have an episode that comes before one that is applied.
             others = [p for p in follower.producers.values() if not (p.exhausted or p.problem)]
             bounds = (p.episodes[-1].time if p.episodes else 0 for p in others)
-            follower.replay(min(bounds, default=None))
+            follower.apply(min(bounds, default=None))
             follower.tables.flush()
             if progress is not None:
                 progress(sum(p.position for p in follower.producers.values()), total)
@@ -76,7 +74,7 @@ def _complete(folder: Path, progress: Callable[[int, int], None] | None) -> bool
 
 def _put_in_place(scratch: Path, folder: Path) -> None:
     for table in COLUMNS:
-        # No journal tells what the collector that followed has sampled.
+        # The samples are in no journal: the collector that followed took them.
         if table == gpu_memory.TABLE:
             cut_torn_row(folder / table)
         elif not (scratch / table).exists():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose are the blocks that a step handed out?
+"""Which request got each block that a step handed out?
 
-vLLM's pool is not told, and the step's output says it only at the step's end. So the events of a
-step are looked through, from the last one back, before they are replayed.
+vLLM's pool does not know, and the step's output says it only at the step's end. So the events of a
+step are searched, from the last one back, before they are applied.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby, product
 
-from profilemate.collector.decode import Episode, told
+from profilemate.collector.decode import Episode, events_of
 from profilemate.collector.requests import Request
 from profilemate.format.events import Op
 
 Owner = tuple[int, int]
-"""A request's number and the group; the group is -1 where it is not known."""
+"""A request's number and the group, which is -1 where it is not known."""
 
 NOBODY: Owner = (-1, 0)
 
 Parts = list[tuple[Owner, list[int]]]
-"""The blocks of one ALLOCATE by whose they are, neighbours with the same owner together."""
+"""The blocks of one ALLOCATE by owner, neighbours with the same one together."""
 
 _LOOKUP, _ALLOCATE, _REUSE = int(Op.LOOKUP), int(Op.ALLOCATE), int(Op.REUSE)
 _FREE, _ASSIGN, _TABLE = int(Op.FREE), int(Op.ASSIGN), int(Op.TABLE)
@@ -33,29 +33,29 @@ SETTLED = frozenset((Op.ALLOCATE, Op.ASSIGN, Op.TABLE, Op.ADMIT, Op.ADMIT_LOOKED
 def settle(
     episode: Episode, requests: Mapping[int, Request], group_pools: Sequence[int], pools: int
 ) -> tuple[list[Parts], int]:
-    """Bring the requests' block tables up to date, and tell whose the new blocks are.
+    """Bring the requests' block tables up to date, and find who got the new blocks.
 
     Args:
         episode: the events of a step.
-        requests: those that live, by number.
+        requests: those that have not ended, by number.
         group_pools: the pool of each KV cache group.
-        pools: how many there are.
+        pools: how many pools there are.
 
     Returns:
         The owners of the blocks of each ALLOCATE, the last one first; and how many requests
-        turned out to have other blocks than the engine counted.
+        have another number of blocks than the engine counted.
 
     """
     ops = episode.ops
-    told_tables = _ASSIGN in ops or _ADMIT in ops or _TABLE in ops
-    if told_tables:
+    has_tables = _ASSIGN in ops or _ADMIT in ops or _TABLE in ops
+    if has_tables:
         _update_tables(episode, requests, len(group_pools))
     owners: list[Parts] = []
     if _ALLOCATE in ops:
-        if told_tables or _FREE in ops:
+        if has_tables or _FREE in ops:
             owners = _find(episode, group_pools, pools)
         else:
-            owners = [_parts(event[2], {}) for event in reversed(told(episode, _ALLOCATE))]
+            owners = [_parts(event[2], {}) for event in reversed(events_of(episode, _ALLOCATE))]
     if _ADMIT_LOOKED_UP in ops:
         return owners, _after_lookups(episode, requests, owners)
     return owners, 0
@@ -80,9 +80,9 @@ def _find(episode: Episode, group_pools: Sequence[int], pools: int) -> list[Part
         if op == _ALLOCATE:
             owners.append(_parts(event[2], claims[event[1]]))
         elif op == _FREE:
-            _, pool, freer, last, shared = event
+            _, pool, freer, last, held = event
             if freer:
-                claims[pool].update(dict.fromkeys(last + shared, (freer - 1, -1)))
+                claims[pool].update(dict.fromkeys(last + held, (freer - 1, -1)))
         elif op in (_ASSIGN, _ADMIT, _TABLE):
             numbers = event[0] if op == _ASSIGN else [event[0]]
             for owner, ids in zip(product(numbers, groups), event[-1], strict=True):
@@ -97,7 +97,7 @@ def _find(episode: Episode, group_pools: Sequence[int], pools: int) -> list[Part
 
 
 def _parts(blocks: list[int], claims: dict[int, Owner]) -> Parts:
-    """The blocks by who claims them; a claim is good for once."""
+    """The blocks by who claims them. Each claim counts once."""
     if not blocks:
         return []
     if claims.keys().isdisjoint(blocks):
@@ -110,8 +110,8 @@ def _parts(blocks: list[int], claims: dict[int, Owner]) -> Parts:
 
 
 def _reused(episode: Episode) -> dict[tuple[int, int], set[int]]:
-    """By request and pool the blocks that were taken up again: they are in that request's table,
-    but the one that they were handed out for, maybe in this very step, is another."""
+    """By request and pool, the blocks that were reused. They are in that request's table, but were
+    handed out, maybe in this very step, to another."""
     reused: dict[tuple[int, int], set[int]] = {}
     number = -1
     for op, event in zip(episode.ops, episode.events, strict=True):
@@ -125,7 +125,7 @@ def _reused(episode: Episode) -> dict[tuple[int, int], set[int]]:
 
 def _after_lookups(episode: Episode, requests: Mapping[int, Request], owners: list[Parts]) -> int:
     """Give blocks that nobody claims to the request that was looked up before."""
-    admitted = {number: count for number, _, count in told(episode, _ADMIT_LOOKED_UP)}
+    admitted = {number: count for number, _, count in events_of(episode, _ADMIT_LOOKED_UP)}
     tables: dict[int, list[int]] = {number: [] for number in admitted}
     number, left = -1, len(owners)
     for op, event in zip(episode.ops, episode.events, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process's journal, read and replayed."""
+"""One process's journal, and the state that its events lead to."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from profilemate.collector.engine import Engine
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
-from profilemate.format import session
+from profilemate.format import processes
 from profilemate.format.journal import JournalReader, Kind
 from profilemate.format.session import Founding
 
 HEADER_SEC = 60.0
-"""A journal that is younger than this and still empty has a writer that is about to begin."""
+"""The writer of an empty journal that is younger than this is about to begin."""
 
 
 class Producer:
     """A journal and the state that its events have led to, which is an engine's or a worker's.
 
-    ``episodes`` have been read but not replayed yet, in the order of their times. ``exhausted``
+    ``episodes`` have been read but not applied yet, in the order of their times. ``exhausted``
     says that the last call of ``read`` found nothing more.
     """
 
@@ -45,7 +45,7 @@ class Producer:
         self._totals = totals
 
     def read(self) -> int:
-        """Read what has been written since the last call, up to a limit; returns its bytes."""
+        """Read what is new since the last call, up to a limit; returns how many bytes."""
         before = self._reader.offset
         frames = self._reader.read()
         for kind, payload in frames:
@@ -59,14 +59,14 @@ class Producer:
         self.exhausted = self._reader.offset == before
         return self._reader.offset - before
 
-    def replay(self, episode: Episode) -> None:
-        """Replay one episode. One that cannot be ends the replay of this journal."""
+    def apply(self, episode: Episode) -> None:
+        """Apply the events of one episode. Where that fails, the rest is left out."""
         if self.problem is not None or self.state is None:
             return
         try:
             self.state.apply(episode)
         except (LookupError, ValueError, AssertionError) as error:
-            self.problem = f"events could not be replayed: {type(error).__name__}: {error}"
+            self.problem = f"events could not be applied: {type(error).__name__}: {error}"
 
     def close(self) -> None:
         """Nothing more comes."""
@@ -86,7 +86,7 @@ class Producer:
             return False
         if not self.header:
             return time.time() - self._path.stat().st_mtime < HEADER_SEC
-        return session.process_alive(int(self.header["pid"]), self.header.get("start", ""))
+        return processes.is_alive(int(self.header["pid"]), self.header.get("start", ""))
 
     def _take_header(self, header: dict[str, Any]) -> None:
         self.header = header
@@ -105,7 +105,7 @@ class Producer:
             self.problem = f"events could not be read: {error}"
             return
         for episode in read:
-            # What a worker tells late may be older than the frame in front of it.
+            # A worker records some executions late, behind a frame of later ones.
             if episode.time < self._last_time:
                 self.episodes.append(episode._replace(time=self._last_time))
             else:

@@ -25,17 +25,17 @@ class Request:
     tenant: int | None
     priority: int
     own_prefix_ids: list[str]
-    """Ids of the prefixes that no content tells."""
+    """Ids of the prefixes that have no content's id."""
     arrived: int
     tables: dict[int, list[int]] = field(default_factory=dict)
     """Block ids by KV cache group."""
     leaving: list[int] = field(default_factory=list)
-    """Blocks of the first group that it had when it was preempted and has not given up yet."""
+    """Blocks of the first group that a preempted request has not given up yet."""
     admitted: int | None = None
     first_token: int | None = None
     preemptions: int = 0
     preempted_tokens: int = 0
-    """The most tokens it had computed when it was preempted."""
+    """The most tokens that it had computed at any preemption."""
     hit_tokens: int | None = None
     external_hit_tokens: int | None = None
     freed_blocks: int | None = None
@@ -66,10 +66,10 @@ _to_json = json.JSONEncoder().encode
 _from_json = json.JSONDecoder().decode
 
 _json = lru_cache(1024, typed=True)(_to_json)
-"""For what is mostly the same for request after request."""
+"""For values that most requests share."""
 
 _DEFAULTS = [None, None, 0, None, None]
-"""What a request is where its description ends early."""
+"""What holds for a request whose description ends early."""
 
 
 def parse_request(number: int, blob: bytes, time: int) -> Request:
@@ -88,8 +88,8 @@ def parse_request(number: int, blob: bytes, time: int) -> Request:
 def prefix_ids(request: Request, prompt_tokens: int, unit: int, prompt_ids: list[str]) -> list[str]:
     """One id for each of the prompt's ``prefix_lengths``.
 
-    Those that end at a multiple of ``unit`` tokens (0: none) are told by the prompt's content
-    ids; one whose content the engine never had is null.
+    A prefix that ends at a multiple of ``unit`` tokens (0: none does) has the content id of its
+    last block, or null where the engine never had that content. The others have their own.
     """
     if not unit:
         return request.own_prefix_ids
@@ -104,19 +104,19 @@ def prefix_ids(request: Request, prompt_tokens: int, unit: int, prompt_ids: list
 
 
 _OWN = -1
-"""Stands for a prefix that no content tells."""
+"""Stands for a prefix with an id of its own."""
 
 
 @lru_cache(256)
 def _places(prompt_tokens: int, unit: int) -> list[int]:
-    """Which of the prompt's contents tells each of its prefixes, or ``_OWN``."""
+    """Which of the prompt's contents each of its prefixes ends with, or ``_OWN``."""
     return [
         _OWN if length % unit else length // unit - 1 for length in prefix_lengths(prompt_tokens)
     ]
 
 
 def _longest_prefix(prompt_tokens: int) -> int:
-    """The last of a prompt's ``prefix_lengths``, of which there are less than a hundred.
+    """The last of a prompt's ``prefix_lengths``. There are less than a hundred such prefixes.
 
     >>> _longest_prefix(50), _longest_prefix(2000), _longest_prefix(5000)
     (48, 1024, 4096)
@@ -145,11 +145,10 @@ def row(
         block_size: tokens that one content id stands for.
         prompt_ids: content ids of the prompt's blocks.
         output_ids: content ids of the full blocks that follow.
-        prefixes: what stands for the prompt's prefixes.
+        prefixes: ids of the prompt's prefixes.
         lost: the parts of the recording that have ended, whose fields are null.
 
     """
-
     queued = _NULL if request.admitted is None else _seconds(request.admitted - request.arrived)
     first_token = request.first_token
     hit_tokens = _NULL if "lookups" in lost else request.hit_tokens or 0
@@ -174,7 +173,7 @@ def row(
 
 
 def _seconds(duration_ns: int) -> str:
-    """Seconds to the microsecond, as JSON has them: as short as can be."""
+    """Seconds to the microsecond, in as few characters as JSON needs."""
     if duration_ns < 100_000:
         return f"{round(duration_ns / 1e9, 6)}"
     text = f"{duration_ns / 1e9:.6f}".rstrip("0")

@@ -8,8 +8,8 @@ from profilemate.collector.tables import Append
 
 
 class StepRows:
-    """The steps of one engine. ``number`` is the last step's, counted from 1; ``preempted`` and
-    ``finished`` count the requests since the last step's end, as long as they are told."""
+    """The steps of one engine. ``number`` is the last step's, counted from 1. ``preempted`` and
+    ``finished`` count the requests since the last step's end, as long as these are recorded."""
 
     def __init__(self, rank: int, origin_ns: int, append: Append) -> None:
         self.number = 0
@@ -35,7 +35,7 @@ class StepRows:
         prefill: int,
         scheduled: int,
     ) -> None:
-        """A step ended, at ``when`` as a table shows it: it is counted, and its row written or held
+        """A step ended, at ``when`` as a table shows it: count it, and write its row or keep that
         open."""
         self.number += 1
         preempted = self.preempted if self.counts_preempted else ""
@@ -53,18 +53,18 @@ class StepRows:
         self.preempted = self.finished = 0
 
     def repeated(self, count: int, time: int) -> None:
-        """The last step was repeated so many times more, the last one until ``time``."""
+        """The last step was repeated so many times, until ``time``."""
         self.number += count
         self._repeat(count, time)
 
     def close(self) -> None:
-        """Write the row that is open, if one is."""
+        """Write the open row, if there is one."""
         if self._idle is not None and self._repeats:
             self._append(f"{self._idle[0]}{self._repeats},{self._rank}")
         self._idle = None
 
     def _hold(self, row: str, ended: int, state: tuple[int, int]) -> None:
-        """Keep the row of a step that scheduled nothing open, or count it to the one that is."""
+        """Keep the row of a step that scheduled nothing open, or add it to the one that is open."""
         quiet = not (self.preempted or self.finished)
         if quiet and self._idle is not None and state == self._idle_state:
             self._repeat(1, ended)

@@ -46,7 +46,7 @@ COLUMNS = {
 """Header line of each table; a JSON-lines table has none."""
 
 LONGEST_ROW = 4096
-"""More bytes than a row without text of a client can have."""
+"""More bytes than a row has that holds no client's text."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NEEDS_QUOTES = re.compile(r'[",]')
@@ -58,8 +58,8 @@ Extend = Callable[[Iterable[str]], None]
 class Tables:
     """Tables in one folder, each made when its first row comes.
 
-    Rows are kept until ``flush``; a table's ``append`` takes a whole row without its line end, or
-    several with the line ends between them.
+    Rows wait for ``flush``. A table's ``append`` takes a whole row without its line end, or several
+    with line ends between them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,7 +133,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def cut_torn_row(path: Path) -> None:
-    """Cut off the end of a CSV table's last row if it is not whole, of a disk that was full."""
+    """Remove the last row of a CSV table if a full disk cut it short."""
     if not path.exists():
         return
     with path.open("r+b") as file:

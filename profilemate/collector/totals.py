@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session's totals, for kv_cache_summary.txt and metadata.json."""
+"""The session's totals, for kv_cache_summary.txt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class Totals:
-    """Counts over all engines and pools. Blocks, except where the name says otherwise."""
+    """Counts over all engines and pools, of blocks where the name does not say otherwise."""
 
     def __init__(self) -> None:
         self.total_blocks = 0
@@ -35,17 +35,17 @@ class Totals:
         self.peak_held = max(self.peak_held, self._held_now)
 
     def evicted(self, blocks: int, lifetime_ns: int, idle_ns: int) -> None:
-        """So many cached blocks lost their content, after these times in all."""
+        """So many cached blocks lost their content; the times are sums over them."""
         self.evictions += blocks
         self._lifetime_ns += lifetime_ns
         self._idle_ns += idle_ns
 
     def lose_blocks(self) -> None:
-        """What happens to blocks is not told from now on."""
+        """What happens to blocks is no longer recorded."""
         self._blocks_lost = True
 
     def summary(self) -> str:
-        """The text of kv_cache_summary.txt, the guide's lines first."""
+        """The text of kv_cache_summary.txt."""
         evictions = max(1, self.evictions)
         peak = 100 * self.peak_held / self.total_blocks if self.total_blocks else 0.0
         lost = "The figures of blocks end early: see metadata.json, lost\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay one worker's events: which CUDA graphs it captured, and what ran in them."""
+"""The state of one worker, rebuilt from its events: its CUDA graphs, and what ran in them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import Episode, Shape
 from profilemate.collector.tables import COLUMNS, Tables
 from profilemate.format.events import Op
-from profilemate.format.session import write_atomically
+from profilemate.format.files import write_atomically
 
 USAGE_TABLE = "cuda_graph_usage.csv"
 
 _NO_BATCH = (None,) * 5
 _UNKNOWN = (*_NO_BATCH, "unknown", "capture", "unknown")
-"""What replays that no captured graph could be found for belong to."""
+"""The entry of replays whose graph nobody saw captured."""
 
 
 class Entry:
-    """What one capture of a batch descriptor made, and what was replayed of it.
+    """The CUDA graphs that were captured for one batch descriptor, and their replays.
 
-    ``batch`` is the descriptor, ``cells`` are a table's for it. ``graphs`` counts its CUDA graphs,
+    ``batch`` is the descriptor, ``cells`` are a table's for it. ``graphs`` counts the CUDA graphs,
     ``since_ns`` is when the capture of the first one began. ``replayed`` and ``replayed_dummy``
-    count CUDA graphs, the first includes the second. ``gpu_ns`` is None as long as no replay was
-    measured on the GPU.
+    count replays of CUDA graphs; the first includes the second. ``gpu_ns`` is None until a replay
+    was measured on the GPU.
     """
 
     __slots__ = (
@@ -44,8 +44,8 @@ class Entry:
         "source",
     )
 
-    def __init__(self, told: Iterable[Any]) -> None:
-        *batch, self.source, self.kind, self.part = told
+    def __init__(self, description: Iterable[Any]) -> None:
+        *batch, self.source, self.kind, self.part = description
         self.batch = tuple(batch)
         self.cells = _cells(batch)
         self.since_ns: int | None = None
@@ -56,7 +56,7 @@ class Entry:
         self.gpu_ns: int | None = None
 
     def replay(self, graphs: int, launch_ns: int, gpu_ns_and_1: int, dummy: int) -> None:
-        """So many of its CUDA graphs were replayed."""
+        """So many of the CUDA graphs were replayed."""
         self.replayed += graphs
         self.replayed_dummy += graphs * dummy
         self.launch_ns += launch_ns
@@ -65,9 +65,9 @@ class Entry:
 
 
 class _Captures:
-    """The captures of an entry that are in no row yet: when they began, and their sums.
+    """The captures of an entry that are in no row yet: when the first began, and their sums.
 
-    ``kib`` is None where the memory of any is not known.
+    ``kib`` is None where the memory of one of them is not known.
     """
 
     __slots__ = ("began", "graphs", "kib", "took_ns")
@@ -82,7 +82,7 @@ class _Captures:
 class Worker:
     """One worker's state. ``header`` is its journal's; ``origin_ns`` is second 0 of the session.
 
-    It grows with the entries and the batch descriptors that there are, not with executions.
+    It grows with the number of entries and batch descriptors, not with that of executions.
     """
 
     shape = Shape(0, 0)
@@ -101,7 +101,7 @@ class Worker:
         self._open: dict[int, _Captures] = {}
 
     def apply(self, episode: Episode) -> None:
-        """Replay one episode."""
+        """Apply the events of one episode."""
         for op, event in zip(episode.ops, episode.events, strict=True):
             _HANDLERS[op](self, *event)
         self.last_ns = max(self.last_ns, episode.time)
@@ -111,7 +111,7 @@ class Worker:
         self._write_captures()
 
     def usage(self) -> list[tuple[tuple[Any, ...], str]]:
-        """The rows of cuda_graph_usage.csv as they are now, each with what they are sorted by."""
+        """The rows of cuda_graph_usage.csv as of now, each with its sort key."""
         rows = []
         for number, entry in self._entries.items():
             if entry.replayed or (entry.graphs and entry.kind == "capture"):
@@ -182,7 +182,7 @@ class Worker:
         self._open.clear()
 
     def _usage_row(self, entry: Entry) -> str:
-        # Where no capture was seen, each graph counts as a replay.
+        # Of an entry without a capture each graph counts as a replay.
         graphs = entry.graphs or 1
         gpu_ns = entry.gpu_ns
         if gpu_ns is None and self._timed and not entry.replayed:
@@ -206,15 +206,15 @@ class Worker:
 
 
 def write_usage(folder: Path, workers: Iterable[Worker]) -> None:
-    """Write cuda_graph_usage.csv anew, whole or not at all; none where it would have no row."""
+    """Write cuda_graph_usage.csv anew, whole or not at all; no file where it would have no row."""
     rows = sorted(row for worker in workers for row in worker.usage())
     if rows:
         content = "\n".join([f"{COLUMNS[USAGE_TABLE]}", *(row for _, row in rows), ""])
         write_atomically(folder / USAGE_TABLE, content.encode())
 
 
-def _cells(told: Iterable[Any]) -> str:
-    return ",".join("" if value is None else str(value) for value in told)
+def _cells(values: Iterable[Any]) -> str:
+    return ",".join("" if value is None else str(value) for value in values)
 
 
 def _microseconds(nanoseconds: int) -> str:

@@ -14,11 +14,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from profilemate import config
-from profilemate.bootstrap import ROOT
-from profilemate.format import session
+from profilemate import ROOT, config
+from profilemate.format.errors import SessionError
 from profilemate.format.events import PARTS
+from profilemate.format.files import write_atomically
 from profilemate.hooks.targets import EVERYTHING, NEWEST, OLDEST, release
+from profilemate.record.claim import make_base
 
 State = Literal["good", "degraded", "bad"]
 
@@ -134,11 +135,11 @@ def _folder() -> Finding:
     directory = config.read(os.environ).directory
     about = "Sessions go to"
     try:
-        session.make_base(directory)
+        make_base(directory)
         probe = directory / f".doctor.{os.getpid()}"
-        session.write_atomically(probe, b"")
+        write_atomically(probe, b"")
         probe.unlink()
-    except (OSError, session.SessionError) as error:
+    except (OSError, SessionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return Finding(
             about, "bad", f"{directory}: {reason}", f"set {config.DIRECTORY} to a folder of yours"

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import typer
 
 from analysis.errors import RuleError, SessionError
-from profilemate.collector import CollectorError
 
 
 @contextmanager
@@ -18,6 +17,6 @@ def one_line() -> Iterator[None]:
     """Turn what is wrong with a session or a rule into one line and the exit code 2."""
     try:
         yield
-    except (RuleError, SessionError, CollectorError) as error:
+    except (RuleError, SessionError) as error:
         print("profilemate:", " ".join(str(error).split()), file=sys.stderr)
         raise typer.Exit(2) from None

@@ -8,7 +8,8 @@ import stat
 from pathlib import Path
 
 from analysis.errors import SessionError
-from profilemate.format.session import CLOSED_FILE, FOUNDING_FILE, write_atomically
+from profilemate.format.files import write_atomically
+from profilemate.format.session import CLOSED_FILE, FOUNDING_FILE
 
 LONGEST_NAME = 239
 """Bytes of a file's name: 255 is what file systems take, less what ``write_atomically`` adds."""

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 
+from profilemate.format.errors import SessionError
+
 MAGIC = b"profilemate journal 1\n"
 _FRAME = struct.Struct("<III")
 MAX_PAYLOAD = 1 << 30
@@ -46,10 +48,6 @@ def frame(kind: Kind, payload: bytes) -> bytes:
 def _checksum(kind: int, payload: bytes) -> int:
     # A CRC's tables are not in the processor's caches when a step ends; this needs none.
     return zlib.adler32(payload, kind)
-
-
-class JournalError(Exception):
-    """The file is not a journal that this release can read."""
 
 
 class JournalWriter:
@@ -132,7 +130,7 @@ class JournalReader:
         """The frames that became whole since the last call, about ``limit`` bytes at most.
 
         Raises:
-            JournalError: the file does not begin as a journal does.
+            SessionError: the file does not begin as a journal does.
 
         """
         if self.offset == 0:
@@ -140,7 +138,7 @@ class JournalReader:
             if len(magic) < len(MAGIC) and MAGIC.startswith(magic):
                 return []
             if magic != MAGIC:
-                raise JournalError(f"{self.path} is not a profilemate journal")
+                raise SessionError(f"{self.path} is not a profilemate journal")
             self.offset = len(MAGIC)
         if os.fstat(self._fd).st_size < self.offset:
             return self._reread()

@@ -11,17 +11,26 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from profilemate import config
-from profilemate.bootstrap import ROOT, Finder
+from profilemate import ROOT, config
 from profilemate.messages import give_up, say, say_if_verbose
+
+
+class Finder(Protocol):
+    """What ``profilemate.bootstrap`` has for the hooks."""
+
+    start_folder: str
+    """The folder in which this process started; empty where unknown."""
+
+    def wait_for(self, name: str, run: Callable[[ModuleType], None]) -> None:
+        """Call ``run(module)`` once, when the module's code has run without an error."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +161,9 @@ def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
         )
     wanted = [hook for hook in hooks if hook not in unknown]
     if wanted:
-        from profilemate.format import session
+        from profilemate.record.claim import ensure_name
 
-        session.ensure_name(os.environ)
+        ensure_name(os.environ)
     return wanted
 
 

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from profilemate.hooks.instances import Undo
-from profilemate.hooks.kv.requests import Requests
 from profilemate.record.recorder import Recorder
 
 
@@ -64,14 +63,3 @@ class Part:
         with contextlib.suppress(IndexError):
             while True:
                 self._undo.pop(0)()
-
-
-class EngineParts:
-    """The parts of what an engine records, its steps apart, without which there is nothing."""
-
-    def __init__(self, recorder: Recorder, requests: Requests) -> None:
-        self.blocks = Part(recorder, "blocks", on_loss=requests.tell_hashes)
-        self.frees = Part(recorder, "frees", self.blocks, on_loss=requests.lose_ends)
-        self.lookups = Part(recorder, "lookups")
-        self.requests = Part(recorder, "requests", on_loss=requests.lose_ends)
-        self.updates = Part(recorder, "updates")

@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 from profilemate import config, hooks
-from profilemate.format import session
+from profilemate.format import processes
+from profilemate.record.claim import Place, claim, ensure_name
 from profilemate.record.recorder import STEP_PAUSE_SEC, Recorder
 
 
@@ -17,7 +18,7 @@ def open_journal(
     rank: int,
     described: dict[str, Any],
     pause_sec: float = STEP_PAUSE_SEC,
-) -> tuple[session.Place, Recorder] | None:
+) -> tuple[Place, Recorder] | None:
     """Where this producer writes, and what it records into; None where the disk has no room.
 
     Args:
@@ -31,13 +32,13 @@ def open_journal(
         SessionError: the session's folder cannot be used.
 
     """
-    name = session.ensure_name(os.environ)
-    place = session.claim(settings.directory, name, f"{producer}{rank}")
+    name = ensure_name(os.environ)
+    place = claim(settings.directory, name, f"{producer}{rank}")
     header = {
         "producer": producer,
         "rank": rank,
         "pid": os.getpid(),
-        "start": session.process_start(os.getpid()),
+        "start": processes.start_of(os.getpid()),
         "hooks": [status._asdict() for status in hooks.status()],
         **described,
     }

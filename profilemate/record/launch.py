@@ -5,17 +5,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+from profilemate.format.collecting import command
 from profilemate.messages import say
-
-_ROOT = Path(__file__).resolve().parent.parent.parent
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from profilemate.collector.__main__ import main; main(sys.argv[2], detach=True)"
-)
-
 
 START_SEC = 30
 """How long the collector may take to start and detach itself."""
@@ -25,13 +18,11 @@ def start(directory: Path) -> None:
     """Start a collector for the session; it ends at once where one is already running.
 
     The process detaches itself from ours (vLLM kills its descendants at shutdown, and waits for
-    some), so all that we wait for is the interpreter's start. Isolated mode keeps the user's
-    PYTHONPATH, working directory and our own sitecustomize out of it.
+    some), so all that we wait for is the interpreter's start.
     """
-    command = [sys.executable, "-I", "-c", _PROGRAM, str(_ROOT), str(directory)]
     try:
         subprocess.run(
-            command,
+            command("--detach", str(directory)),
             cwd="/",
             env=_environment(),
             stdin=subprocess.DEVNULL,

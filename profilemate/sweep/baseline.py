@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import RuleError
-from profilemate.bootstrap import ROOT
+from profilemate import ROOT
 from profilemate.sweep import settings
 from profilemate.sweep.benchmarks import option
 from profilemate.sweep.settings import Settings

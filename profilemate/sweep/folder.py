@@ -29,7 +29,8 @@ from typing import Any
 
 from analysis.errors import RuleError
 from analysis.sweep import PLAN_FILE, RESULT_FILE, VERSION
-from profilemate.format.session import redact, write_atomically
+from profilemate.format.files import write_atomically
+from profilemate.record.redact import redact
 from profilemate.sweep.settings import Settings, words
 
 LOG_FILE = "log.txt"

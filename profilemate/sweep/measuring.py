@@ -17,7 +17,7 @@ from analysis.judgement.summarizing import summarize
 from analysis.summary import Summary
 from analysis.tables.find import is_session
 from analysis.tables.session import Session, open_session
-from profilemate.collector import CollectorError, complete_if_ended
+from profilemate.collector import complete_if_ended
 from profilemate.sweep.benchmarks import Said, batch_size
 
 SETTLED_SEC = 60
@@ -103,7 +103,7 @@ def _settled(path: Path, deadline: float) -> tuple[Session | None, str | None]:
         while not complete_if_ended(path) and time.monotonic() < deadline:
             time.sleep(0.1)
         return open_session(path), None
-    except (SessionError, CollectorError) as error:
+    except SessionError as error:
         return None, str(error)
 
 

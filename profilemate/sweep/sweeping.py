@@ -14,8 +14,7 @@ from typing import Any
 
 from analysis.sweep import RANKED, figure
 from analysis.tables.metadata import number
-from profilemate import config
-from profilemate.bootstrap import ROOT
+from profilemate import ROOT, config
 from profilemate.sweep import baseline, benchmarks, folder, logs, measuring, running, settings
 from profilemate.sweep.folder import LOG_FILE, SESSIONS, Plan, Planned
 from profilemate.sweep.progress import Progress

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from profilemate.collector.decode import Shape, episodes, told
+from profilemate.collector.decode import Shape, episodes, events_of
 from profilemate.format.events import Op
 from profilemate.format.journal import JournalReader, Kind
 from profilemate.hooks.gpu import executions, graphs
@@ -50,7 +50,7 @@ class Recording:
             for kind, payload in frames:
                 if kind is Kind.EVENTS:
                     for episode in episodes(payload, Shape(0, 0), lambda _: []):
-                        found.extend(tuple(event) for event in told(episode, op))
+                        found.extend(tuple(event) for event in events_of(episode, op))
         reader.close()
         return found
 

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from profilemate.format import session
+from profilemate.format import processes
 from profilemate.format.events import Op
 from profilemate.record import encode
+from profilemate.record.claim import claim
 from profilemate.record.recorder import Recorder
 
 NAME = "session_20260131_120000_4711_c0ffee"
@@ -34,12 +35,12 @@ def ended_session(base: Path) -> Path:
 
 
 def _record(base: Path, pid: int) -> Path:
-    place = session.claim(base, NAME, "engine0")
+    place = claim(base, NAME, "engine0")
     header = {
         "producer": "engine",
         "rank": 0,
         "pid": pid,
-        "start": session.process_start(pid) or "0",
+        "start": processes.start_of(pid) or "0",
         "hooks": [],
         "versions": {"vllm": "0.32.0"},
         "pools": [{"blocks": 11, "null": 0}],

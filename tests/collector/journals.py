@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from profilemate.collector.follow import Follower
-from profilemate.format import session
 from profilemate.format.events import Op
 from profilemate.record import encode
+from profilemate.record.claim import claim
 from profilemate.record.recorder import Recorder
 
 NAME = "session_20260131_120000_4711_c0ffee"
@@ -33,7 +33,7 @@ class Journal:
     """
 
     def __init__(self, sessions: Path, name: str, header: dict[str, Any]) -> None:
-        place = session.claim(sessions, NAME, name)
+        place = claim(sessions, NAME, name)
         self.folder = place.directory
         self.path = place.journal
         self._origin = place.founding.origin_ns
@@ -141,7 +141,7 @@ def make_tables(folder: Path, target: Path) -> Path:
     follower = Follower(folder, target)
     follower.discover()
     while follower.read():
-        follower.replay()
+        follower.apply()
     follower.close()
     return target
 

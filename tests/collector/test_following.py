@@ -102,7 +102,7 @@ def follow(session: Path, target: Path) -> Follower:
     follower = Follower(session, target)
     follower.discover()
     while follower.read():
-        follower.replay()
+        follower.apply()
     follower.tables.flush()
     return follower
 
@@ -127,7 +127,7 @@ def test_any_chunks_make_the_same_rows(recording: Recording, data: st.DataObject
                 file.write(recording.journal[begin:end])
             follower.discover()
             follower.read()
-            follower.replay()
+            follower.apply()
             follower.write(ended=False)
         follower.close()
         assert bytes_of(target) == bytes_of(make_tables(whole, session / "expected"))

@@ -24,7 +24,7 @@ import pytest
 from profilemate.collector import gpu_memory
 from profilemate.collector.follow import Follower
 from profilemate.collector.gpu_memory import Sampler
-from profilemate.format import session
+from profilemate.format import processes
 from tests.collector.journals import MEMORY, WorkerJournal, metadata, rows
 
 PATIENCE_SEC = 60
@@ -118,8 +118,8 @@ def test_rows_of_two_gpus() -> None:
     nvml = Nvml(GPU_other=1, GPU_a=300, GPU_b=500)
     with sampling(nvml, "GPU-a", "GPU-b", "GPU-a") as sampler:
         assert take(sampler, 4) == [["1", "300", "693", "42"], ["2", "500", "493", "42"]] * 2
-        assert sampler.told().indexes == {"GPU-a": 1, "GPU-b": 2}
-        assert sampler.told().problem is None
+        assert sampler.state().indexes == {"GPU-a": 1, "GPU-b": 2}
+        assert sampler.state().problem is None
     assert nvml.asked[:3] == [("init", None), ("handle", "GPU-a"), ("index", "GPU-a")]
     assert ("memory", "GPU-a") not in nvml.asked
 
@@ -145,7 +145,7 @@ def test_worker_that_comes_later() -> None:
     with sampling(Nvml(GPU_a=1, GPU_b=2), "GPU-a") as sampler:
         assert take(sampler, 1) == [["0", "1", "992", "42"]]
         sampler.watch([header("GPU-a"), header("GPU-b")])
-        until(lambda: "GPU-b" in sampler.told().indexes)
+        until(lambda: "GPU-b" in sampler.state().indexes)
         until(lambda: any(row.split(",")[1] == "1" for row in sampler.rows()))
 
 
@@ -165,7 +165,7 @@ def test_version_1_where_there_is_no_other(how: str) -> None:
         nvml.nvmlDeviceGetMemoryInfo = older
     with sampling(nvml, "GPU-a") as sampler:
         assert take(sampler, 1) == [["0", "307", "693", "42"]]
-        assert sampler.told().problem is None
+        assert sampler.state().problem is None
 
 
 def test_only_the_utilization_is_missing() -> None:
@@ -173,7 +173,7 @@ def test_only_the_utilization_is_missing() -> None:
     nvml.broken = {"utilization"}
     with sampling(nvml, "GPU-a") as sampler:
         assert take(sampler, 1) == [["0", "300", "693", ""]]
-        assert sampler.told().problem is None
+        assert sampler.state().problem is None
 
 
 @pytest.mark.parametrize("name", ["GPU-a-0", "MIG-a-0"])
@@ -183,7 +183,7 @@ def test_part_of_a_gpu(name: str) -> None:
     nvml.broken = {"utilization"}
     with sampling(nvml, name) as sampler:
         assert take(sampler, 1) == [["1", "300", "693", ""]]
-        assert sampler.told().indexes == {name: 1}
+        assert sampler.state().indexes == {name: 1}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_gpu_that_vanishes_and_comes_back() -> None:
     with sampling(nvml, "GPU-a", "GPU-b") as sampler:
         take(sampler, 2)
         nvml.broken = {"GPU-a"}
-        until(lambda: sampler.told().problem)
+        until(lambda: sampler.state().problem)
         sampler.rows()
         assert [cells[0] for cells in take(sampler, 2)] == ["1", "1"]
         # From now on it is looked for anew, which fails in another way.
@@ -229,19 +229,19 @@ def test_gpu_that_vanishes_and_comes_back() -> None:
         until(lambda: nvml.asked.count(("handle", "GPU-a")) > before + 1)
         nvml.broken = set()
         until(lambda: any(row.split(",")[1] == "0" for row in sampler.rows()))
-        assert sampler.told().problem == "GPU-a: NvmlError: GPU is lost"
+        assert sampler.state().problem == "GPU-a: NvmlError: GPU is lost"
 
 
 def test_gpu_that_is_lost_from_the_beginning() -> None:
     nvml = Nvml(GPU_a=1)
     nvml.broken = {"GPU-a"}
     with sampling(nvml, "GPU-a") as sampler:
-        assert until(lambda: sampler.told().problem) == "GPU-a: NvmlError: GPU is lost"
+        assert until(lambda: sampler.state().problem) == "GPU-a: NvmlError: GPU is lost"
 
 
 def test_gpu_that_nvml_does_not_know() -> None:
     with sampling(Nvml(GPU_a=1), "GPU-b") as sampler:
-        assert until(lambda: sampler.told().problem) == "GPU-b: NvmlError: Not Found"
+        assert until(lambda: sampler.state().problem) == "GPU-b: NvmlError: Not Found"
         assert not sampler.rows()
 
 
@@ -251,14 +251,14 @@ def test_index_that_nvml_does_not_know() -> None:
     sampler = Sampler(0, lambda copies: nvml)
     gpu = {"uuid": None, "index": 0, "visible": "3"}
     sampler.watch([{"gpu": gpu, "gpu_interval_sec": 1}])
-    assert until(lambda: sampler.told().problem) == "GPU 3: NvmlError: Not Supported"
+    assert until(lambda: sampler.state().problem) == "GPU 3: NvmlError: Not Supported"
     sampler.stop()
 
 
 def test_gpu_without_a_name() -> None:
     """There is nothing to find it by: CUDA's own index is not NVML's."""
     with sampling(Nvml(GPU_a=1), None) as sampler:
-        assert sampler.told().problem == "a worker's GPU has no UUID to find it by"
+        assert sampler.state().problem == "a worker's GPU has no UUID to find it by"
         assert not sampler.rows()
     with sampling(Nvml(GPU_a=1), None, "GPU-a") as sampler:
         assert take(sampler, 1) == [["0", "1", "992", "42"]]
@@ -269,7 +269,8 @@ def test_nvml_that_may_not_be_used() -> None:
     nvml.broken = {"init"}
     with sampling(nvml, "GPU-a") as sampler:
         assert (
-            until(lambda: sampler.told().problem) == "NVML cannot be used: NvmlError: Not Supported"
+            until(lambda: sampler.state().problem)
+            == "NVML cannot be used: NvmlError: Not Supported"
         )
 
 
@@ -279,7 +280,7 @@ def test_nvml_that_is_missing() -> None:
 
     sampler = Sampler(0, load)
     sampler.watch([{**header("GPU-a"), "pynvml": "/vllm/pynvml.py"}])
-    problem = until(lambda: sampler.told().problem)
+    problem = until(lambda: sampler.state().problem)
     assert problem == "NVML cannot be used: ImportError: none in ['/vllm/pynvml.py']"
     assert not sampler.rows()
 
@@ -295,7 +296,7 @@ def test_nothing_to_sample(workers: list[dict[str, Any]]) -> None:
     sampler = Sampler(0, load)
     sampler.watch(workers)
     assert threading.active_count() == before
-    assert sampler.told() == gpu_memory.Sampling({}, None)
+    assert sampler.state() == gpu_memory.Sampling({}, None)
     sampler.stop()
 
 
@@ -335,7 +336,7 @@ def test_table_and_metadata(tmp_path: Path) -> None:
 
     def sampled() -> bool:
         follower.sample()
-        follower.replay()
+        follower.apply()
         return (target / MEMORY).exists() and len(rows(target, MEMORY)) > 1
 
     until(sampled)
@@ -389,7 +390,7 @@ def test_copy_that_vllm_brings(tmp_path: Path) -> None:
 def test_collector_beside_a_worker_without_nvml(tmp_path: Path) -> None:
     """The real collector, on a GPU that no machine has: all is there, and why no sample is."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    start = session.process_start(process.pid)
+    start = processes.start_of(process.pid)
     worker = WorkerJournal(
         tmp_path, pid=process.pid, start=start, **header("GPU-00000000-0000-0000-0000-000000000000")
     )

@@ -299,7 +299,7 @@ def test_rows_of_captures_come_while_vllm_runs(tmp_path: Path) -> None:
         worker.flush()
         follower.discover()
         follower.read()
-        follower.replay()
+        follower.apply()
         return len(lines(target, CAPTURES))
 
     worker.batch(0, 1, ("NONE", 8, None, 0, 0))
@@ -347,7 +347,7 @@ def test_batch_that_was_never_told_of(tmp_path: Path) -> None:
     collector.finalize(worker.folder)
     assert len(lines(worker.folder, TIMELINE)) == 1
     told = metadata(worker.folder)
-    assert "could not be replayed: KeyError: 7" in told["processes"][0]["problem"]
+    assert "could not be applied: KeyError: 7" in told["processes"][0]["problem"]
     assert not told["complete"]
 
 

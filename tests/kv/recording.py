@@ -187,7 +187,7 @@ def make_tables(session: Path, target: Path) -> Tables:
     follower = Follower(session, target)
     follower.discover()
     while follower.read():
-        follower.replay()
+        follower.apply()
     follower.close()
     return Tables(target)
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilemate import collector
-from profilemate.collector import CollectorError
 from profilemate.collector.follow import Follower
+from profilemate.format.errors import SessionError
 from profilemate.format.journal import MAGIC
 from tests.kv.recording import (
     TABLES,
@@ -110,10 +110,10 @@ def test_any_chunks_make_the_same_tables(recording: Recording, data: st.DataObje
                 file.write(recording.journal[begin:end])
             follower.discover()
             follower.read()
-            follower.replay()
+            follower.apply()
             follower.write(ended=False)
         while follower.read():
-            follower.replay()
+            follower.apply()
         follower.close()
         assert Tables(target).bytes_of() == recording.tables
 
@@ -144,7 +144,7 @@ def check_prefix(session: Path, recording: Recording) -> None:
     follower = Follower(session, target)
     follower.discover()
     while follower.read():
-        follower.replay()
+        follower.apply()
     follower.tables.flush()
     closed = Tables(target).bytes_of()
     for table, content in closed.items():
@@ -183,7 +183,7 @@ def test_finalize_after_a_collector_that_died(recording: Recording) -> None:
         follower = Follower(session, session)
         follower.discover()
         follower.read()
-        follower.replay()
+        follower.apply()
         follower.write(ended=False)
         usage = session / "kv_cache_usage.csv"
         usage.write_bytes(usage.read_bytes()[:-7])
@@ -200,7 +200,7 @@ def test_a_journal_that_goes_on_is_not_finalized(
         session = only_session(tmp_path)
         before = sorted(session.rglob("*"))
         assert not collector.complete_if_ended(session)
-        with pytest.raises(CollectorError, match="still being written"):
+        with pytest.raises(SessionError, match="still being written"):
             collector.finalize(session)
         assert sorted(path for path in session.rglob("*") if path.suffix != ".lock") == before
         del scheduler
@@ -210,7 +210,7 @@ def test_a_journal_that_goes_on_is_not_finalized(
 
 def test_a_file_that_is_no_journal_is_named(recording: Recording) -> None:
     with session_with(recording, b"PK" + recording.journal) as session:
-        with pytest.raises(CollectorError, match=r"engine0\.journal is not a profilemate journal"):
+        with pytest.raises(SessionError, match=r"engine0\.journal is not a profilemate journal"):
             collector.finalize(session)
         assert not [path for path in session.iterdir() if path.name != "journal"]
 
@@ -218,12 +218,12 @@ def test_a_file_that_is_no_journal_is_named(recording: Recording) -> None:
 def test_a_session_without_its_founding_is_named(recording: Recording) -> None:
     with session_with(recording, recording.journal) as session:
         (session / "journal" / "session.json").unlink()
-        with pytest.raises(CollectorError, match=r"session\.json cannot be read"):
+        with pytest.raises(SessionError, match=r"session\.json cannot be read"):
             collector.finalize(session)
 
 
 def test_a_folder_that_is_no_session_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CollectorError, match="is not a session"):
+    with pytest.raises(SessionError, match="is not a session"):
         collector.finalize(tmp_path)
 
 

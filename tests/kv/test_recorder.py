@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from profilemate import collector
-from profilemate.collector import CollectorError
 from profilemate.collector.follow import Follower
+from profilemate.format.errors import SessionError
 from profilemate.format.events import Op
 from profilemate.hooks.kv import block_pool, facts, steps
 from profilemate.hooks.kv.requests import Requests
@@ -427,7 +427,7 @@ def test_finalize_on_a_full_disk_leaves_nothing_half_written(
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
         try:
             collector.finalize(session)
-        except CollectorError as error:
+        except SessionError as error:
             tell(str(error))
 
     child = Child(finalize)

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from profilemate.collector.lock import Lock
-from profilemate.format import session
-from profilemate.format.session import SessionError
+from profilemate.config import SESSION
+from profilemate.format import processes
+from profilemate.format.errors import SessionError
+from profilemate.record.claim import claim, ensure_name, is_name
+from profilemate.record.redact import redact
 from tests.kv.children import Child, Tell, said
 from tests.kv.recording import hooks_only, only_session
 from tests.support.scheduler import build_scheduler
@@ -49,17 +52,17 @@ def test_a_link_is_not_followed_as_a_session(tmp_path: Path) -> None:
     base.mkdir()
     (base / NAME).symlink_to(elsewhere)
     with pytest.raises(SessionError, match="is not a folder of yours"):
-        session.claim(base, NAME, "engine0")
+        claim(base, NAME, "engine0")
     assert not list(elsewhere.iterdir())
 
 
 def test_a_link_is_not_followed_as_a_journal(tmp_path: Path) -> None:
     """A dangling link in the journal's place: the file that it names does not appear."""
-    place = session.claim(tmp_path, NAME, "engine0")
+    place = claim(tmp_path, NAME, "engine0")
     os.close(place.fd)
     target = tmp_path / "target"
     (place.directory / "journal" / "engine1.journal").symlink_to(target)
-    place = session.claim(tmp_path, NAME, "engine1")
+    place = claim(tmp_path, NAME, "engine1")
     os.close(place.fd)
     assert place.directory.name == f"{NAME}_2"
     assert not target.exists()
@@ -75,7 +78,7 @@ def test_another_users_session_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / NAME).mkdir()
     as_somebody_else(monkeypatch)
     with pytest.raises(SessionError, match="is not a folder of yours"):
-        session.claim(tmp_path, NAME, "engine0")
+        claim(tmp_path, NAME, "engine0")
 
 
 def test_another_users_base_folder_is_refused(
@@ -89,7 +92,7 @@ def test_another_users_base_folder_is_refused(
     else:
         as_somebody_else(monkeypatch)
     with pytest.raises(SessionError, match="belongs to another user"):
-        session.claim(base, NAME, "engine0")
+        claim(base, NAME, "engine0")
 
 
 def test_a_folder_that_cannot_be_made_is_named(model: Path, hooks_on: None, tmp_path: Path) -> None:
@@ -103,9 +106,9 @@ def test_a_folder_that_cannot_be_made_is_named(model: Path, hooks_on: None, tmp_
 
 
 def test_the_same_producer_again_opens_a_session_beside_it(tmp_path: Path) -> None:
-    places = [session.claim(tmp_path, NAME, "engine0") for _ in range(3)]
+    places = [claim(tmp_path, NAME, "engine0") for _ in range(3)]
     assert [p.directory.name for p in places] == [NAME, f"{NAME}_2", f"{NAME}_3"]
-    other = session.claim(tmp_path, NAME, "engine1")
+    other = claim(tmp_path, NAME, "engine1")
     assert other.directory == places[0].directory
     assert other.founding == places[0].founding
     for place in [*places, other]:
@@ -115,17 +118,17 @@ def test_the_same_producer_again_opens_a_session_beside_it(tmp_path: Path) -> No
 def test_producers_that_race_agree(tmp_path: Path) -> None:
     """Eight processes open one session at the same moment: one founding, eight journals."""
 
-    def claim(number: int) -> Callable[[Tell], None]:
+    def producer(number: int) -> Callable[[Tell], None]:
         def run(tell: Tell) -> None:
             while time.monotonic() < begin:
                 pass
-            place = session.claim(tmp_path, NAME, f"engine{number}")
+            place = claim(tmp_path, NAME, f"engine{number}")
             tell([place.directory.name, place.founding.key.hex(), place.founding.origin_ns])
 
         return run
 
     begin = time.monotonic() + 0.5
-    children = [Child(claim(number)) for number in range(8)]
+    children = [Child(producer(number)) for number in range(8)]
     told = [next(child.rest()) for child in children]
     assert [child.end() for child in children] == [0] * 8
     assert told == [told[0]] * 8
@@ -133,11 +136,11 @@ def test_producers_that_race_agree(tmp_path: Path) -> None:
 
 
 def test_a_session_name_stays_in_its_folder() -> None:
-    assert not session.is_name("session_../../etc")
-    assert not session.is_name("../session_1")
-    assert not session.is_name("")
-    environ = {session.VARIABLE: "session_a/b"}
-    assert session.is_name(session.ensure_name(environ))
+    assert not is_name("session_../../etc")
+    assert not is_name("../session_1")
+    assert not is_name("")
+    environ = {SESSION: "session_a/b"}
+    assert is_name(ensure_name(environ))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_a_session_name_stays_in_its_folder() -> None:
     ],
 )
 def test_secrets_are_redacted(given: list[str], kept: list[str]) -> None:
-    assert session.redact(["vllm", "serve", *given]) == ["vllm", "serve", *kept]
+    assert redact(["vllm", "serve", *given]) == ["vllm", "serve", *kept]
 
 
 def test_the_founding_holds_no_secret(
@@ -166,7 +169,7 @@ def test_the_founding_holds_no_secret(
     import sys
 
     monkeypatch.setattr(sys, "orig_argv", ["python", "serve.py", "--api-key", "s3cret"])
-    place = session.claim(tmp_path, "session_mine", "engine0")
+    place = claim(tmp_path, "session_mine", "engine0")
     os.close(place.fd)
     founding = json.loads((place.directory / "journal" / "session.json").read_text())
     assert founding["argv"] == ["python", "serve.py", "--api-key", "***"]
@@ -211,7 +214,7 @@ def test_one_collector_at_a_time_without_file_locks(
         assert second.acquire()
 
 
-def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
-    start = session.process_start(os.getpid())
-    assert session.process_alive(os.getpid(), start)
-    assert not session.process_alive(os.getpid(), str(int(start) + 1))
+def test_a_later_process_with_the_same_number_is_another() -> None:
+    start = processes.start_of(os.getpid())
+    assert processes.is_alive(os.getpid(), start)
+    assert not processes.is_alive(os.getpid(), str(int(start) + 1))

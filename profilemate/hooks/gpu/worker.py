@@ -12,7 +12,7 @@ from typing import Any
 import wrapt
 
 from profilemate import config
-from profilemate.format import session
+from profilemate.format.errors import SessionError
 from profilemate.hooks import targets
 from profilemate.hooks.gpu import executions, graphs, worker_facts
 from profilemate.hooks.gpu.gpu_timer import GpuTimer
@@ -60,7 +60,7 @@ def watch(worker: Any) -> None:
         return
     try:
         _watch(worker, settings)
-    except session.SessionError as error:
+    except SessionError as error:
         give_up(str(error))
     except Exception as error:
         version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")

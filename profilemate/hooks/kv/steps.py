@@ -11,8 +11,9 @@ from typing import Any
 
 from profilemate.format.events import Op
 from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.kv.engine_parts import EngineParts
 from profilemate.hooks.kv.requests import Requests
-from profilemate.hooks.parts import EngineParts, Part
+from profilemate.hooks.parts import Part
 from profilemate.record import encode
 from profilemate.record.recorder import Recorder
 

@@ -9,11 +9,11 @@ import weakref
 from typing import Any
 
 from profilemate import config
-from profilemate.format import session
+from profilemate.format.errors import SessionError
 from profilemate.hooks import targets
 from profilemate.hooks.kv import block_pool, facts, kv_cache_manager, steps
+from profilemate.hooks.kv.engine_parts import EngineParts
 from profilemate.hooks.kv.requests import Requests, hashes_of
-from profilemate.hooks.parts import EngineParts
 from profilemate.hooks.producers import open_journal
 from profilemate.messages import give_up, say
 from profilemate.record import launch
@@ -31,7 +31,7 @@ def watch(scheduler: Any) -> None:
     _watched.add(scheduler)
     try:
         _watch(scheduler, settings)
-    except session.SessionError as error:
+    except SessionError as error:
         give_up(str(error))
     except Exception as error:
         version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")

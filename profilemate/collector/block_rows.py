@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write what happens to an engine's blocks: rows of the three kv_cache tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from profilemate.collector.blocks import Loss, Pool
+from profilemate.collector.tables import Tables
+from profilemate.collector.totals import Totals
+
+
+class BlockRows:
+    """The rows of one engine. ``step`` is the scheduler step that they belong to.
+
+    Args:
+        rank: the engine's.
+        origin_ns: second 0 of the session.
+        usage_blocks: what vLLM divides by where it says how full each pool is.
+        tables: where the rows go.
+        totals: where they are added up.
+
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        origin_ns: int,
+        usage_blocks: Sequence[int],
+        tables: Tables,
+        totals: Totals,
+    ) -> None:
+        self.step = 0
+        self._rank = rank
+        self._origin = origin_ns
+        self._usage_blocks = usage_blocks
+        self._usage = tables.append("kv_cache_usage.csv")
+        self._allocations = tables.append("kv_cache_allocations.csv")
+        self._evictions = tables.append("kv_cache_evictions.csv")
+        self._totals = totals
+        self._last_usage: list[tuple[int, ...] | None] = [None] * len(usage_blocks)
+
+    def usage(
+        self, when: str, number: int, pool: Pool, free: int, running: int, waiting: int
+    ) -> None:
+        """The pool is so full; nothing is written where that is what the last row says.
+
+        ``free`` is vLLM's count, of blocks that no request holds.
+        """
+        held, cached = pool.num_held, pool.num_cached
+        state = (held, cached, running, waiting)
+        if state == self._last_usage[number]:
+            return
+        self._last_usage[number] = state
+        of = self._usage_blocks[number]
+        usage = 100 * (1 - free / of) if of else 0.0
+        self._totals.held(self._rank, number, held)
+        self._usage(
+            f"{when},{usage:.2f},{held},{pool.total},{cached},{pool.num_free},"
+            f"{running},{waiting},{self._rank},{number}"
+        )
+
+    def moved(
+        self,
+        time: int,
+        pool: int,
+        event: str,
+        count: int,
+        cell: str,
+        evicted: int,
+        group: int | str,
+    ) -> None:
+        """So many blocks were allocated, reused, cached or freed, or all lost their contents."""
+        self._allocations(
+            f"{(time - self._origin) / 1e9:.6f},{event},{count},{cell},{evicted},{self.step},"
+            f"{self._rank},{pool},{group}"
+        )
+
+    def evicted(self, losses: list[Loss], time: int, reason: str, cell: str, pool: int) -> int:
+        """These contents were lost; returns how many they are."""
+        if not losses:
+            return 0
+        when = f"{(time - self._origin) / 1e9:.6f}"
+        count = lifetimes = idles = 0
+        for life, copies_left, blocks, contents in losses:
+            allocated, accessed, freed, reuses, owner, group, origin = life
+            lifetime, idle = time - allocated, time - accessed
+            lived = f"{lifetime / 1e9:.6f}"
+            idled = lived if idle == lifetime else f"{idle / 1e9:.6f}"
+            evictable = "" if freed is None else f"{(time - freed) / 1e9:.6f}"
+            begin = f"{when},{lived},{idled},{evictable},"
+            middle = f",{reuses},{reason},"
+            end = f",{copies_left},{origin},{owner},{cell},{self._rank},{pool},{group}"
+            between = f"{end}\n{begin}"
+            pairs = zip(blocks, contents, strict=True)
+            rows = [f"{block}{middle}{content}" for block, content in pairs]
+            self._evictions(f"{begin}{between.join(rows)}{end}")
+            count += len(rows)
+            lifetimes += len(rows) * lifetime
+            idles += len(rows) * idle
+        self._totals.evicted(count, lifetimes, idles)
+        return count

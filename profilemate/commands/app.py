@@ -22,7 +22,7 @@ from profilemate.commands.summary import SummaryOptions, summary
 from profilemate.commands.sweep import SweepOptions, sweep
 from profilemate.commands.whatif import WhatifOptions, whatif
 
-O = TypeVar("O")
+Options = TypeVar("Options")
 
 
 def application(name: str | None) -> typer.Typer:
@@ -38,7 +38,7 @@ def application(name: str | None) -> typer.Typer:
     return app
 
 
-def _command(work: Callable[[O], int], options: type[O]) -> Callable[..., None]:
+def _command(work: Callable[[Options], int], options: type[Options]) -> Callable[..., None]:
     """The function that typer calls. Its parameters are the fields of the options, and its help
     is the docstring of the work."""
 

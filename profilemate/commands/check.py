@@ -85,8 +85,8 @@ class CheckOptions:
 def check(options: CheckOptions) -> int:
     """Check a session against limits or a baseline, in pipelines.
 
-    Shows a line for each rule that failed: the measure, its value, the limit. A rule whose
-    measure has no value in the session fails.
+    Shows a line for each rule that failed: the measure, its value, the limit. A measure that you
+    name fails where the session has no value for it.
 
     \b
     Examples:

@@ -23,8 +23,8 @@ class CompareOptions:
         typer.Argument(
             metavar="SESSION",
             parser=folder,
-            help="Sessions' folders, the baseline first, or folders of sessions, to take the "
-            "newest of each.",
+            help="Sessions' folders, the baseline first. A folder of sessions stands for its "
+            "newest one.",
             show_default=False,
         ),
     ]

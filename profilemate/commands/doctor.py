@@ -17,9 +17,9 @@ class DoctorOptions:
 
 
 def doctor(options: DoctorOptions) -> int:
-    """Check whether profilemate can record vLLM here, and what would be missing.
+    """Check whether profilemate can record vLLM here.
 
-    Use the Python and the environment variables that you start vLLM with. The check imports vLLM
+    Shows what would be missing, and what to do. Use the Python and the environment variables that you start vLLM with. The check imports vLLM
     in a process of its own, which takes some seconds, and starts nothing else.
 
     \b

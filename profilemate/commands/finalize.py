@@ -23,7 +23,7 @@ class FinalizeOptions:
         typer.Argument(
             metavar="SESSION",
             parser=folder,
-            help="A session's folder, or a folder of sessions, to take its newest.",
+            help="A session's folder, or a folder of sessions: the newest one is taken.",
             show_default=False,
         ),
     ]

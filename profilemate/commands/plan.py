@@ -60,15 +60,13 @@ class PlanOptions:
     max_model_len: Annotated[
         Whole, _option("--max-model-len", "As in vLLM. Default: the model's.", "TOKENS")
     ] = None
-    block_size: Annotated[
-        Whole, _option("--block-size", "As in vLLM. Default: 16.", "TOKENS")
-    ] = None
+    block_size: Annotated[Whole, _option("--block-size", "As in vLLM. Default: 16.", "TOKENS")] = (
+        None
+    )
     kv_cache_dtype: Annotated[
         Text, _option("--kv-cache-dtype", "As in vLLM: auto, fp8, bfloat16.", "TYPE")
     ] = None
-    dtype: Annotated[
-        Text, _option("--dtype", "As in vLLM. Default: the model's.", "TYPE")
-    ] = None
+    dtype: Annotated[Text, _option("--dtype", "As in vLLM. Default: the model's.", "TYPE")] = None
     tensor_parallel: Annotated[
         Whole, _option("--tensor-parallel-size", "As in vLLM. Default: 1.", "GPUS")
     ] = None
@@ -116,14 +114,12 @@ class PlanOptions:
         Text,
         _option("--parameters", "How many parameters: 8030261248, 8.03e9, 8B.", "COUNT"),
     ] = None
-    layers: Annotated[
-        Whole, _option("--layers", "Without MODEL: how many layers.", "COUNT")
-    ] = None
+    layers: Annotated[Whole, _option("--layers", "Without MODEL: how many layers.", "COUNT")] = None
     kv_heads: Annotated[
         Whole, _option("--kv-heads", "Without MODEL: KV heads of a layer.", "COUNT")
     ] = None
     head_size: Annotated[
-        Whole, _option("--head-size", "Without MODEL: numbers of a head.", "COUNT")
+        Whole, _option("--head-size", "Without MODEL: size of a head.", "COUNT")
     ] = None
     sliding_window: Annotated[
         Whole,
@@ -135,7 +131,9 @@ class PlanOptions:
     ] = None
     worst_len: Annotated[
         Whole,
-        _option("--worst-len", "Tokens of the longest one. Default: --max-model-len.", "TOKENS"),
+        _option(
+            "--worst-len", "Tokens of the longest sequence. Default: --max-model-len.", "TOKENS"
+        ),
     ] = None
     without_vllm: Annotated[
         bool,

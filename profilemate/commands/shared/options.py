@@ -18,7 +18,7 @@ SessionArgument = Annotated[
     typer.Argument(
         metavar="SESSION",
         parser=folder,
-        help="A session's folder, or a folder of sessions, to take its newest. "
+        help="A session's folder, or a folder of sessions: the newest one is taken. "
         "Default: the newest session in $VLLM_PROFILING_DIR, else in vllm_profiling in the "
         "system's temporary folder.",
         show_default=False,

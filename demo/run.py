@@ -30,9 +30,9 @@ MODEL = WORK / "model"
 SESSIONS = WORK / "sessions"
 VLLM = Path(sys.executable).with_name("vllm")
 
-# The pool has 64 blocks of 32 tokens. Each of eight families of prompts shares 128 tokens: 4 blocks.
-# A prompt adds 48 tokens and its answer 80: 4 blocks of its own. Ten requests at once and eight
-# prefixes need 72 blocks, more than the pool has.
+# The pool has 64 blocks of 32 tokens. The prompts of each of eight families share 128 tokens, which
+# is 4 blocks. A prompt adds 48 tokens and its answer 80, which is 4 blocks of its own. Ten requests
+# at once and eight prefixes need 72 blocks.
 SERVER_OPTIONS = [
     str(MODEL), "--served-model-name", "tiny",
     "--load-format", "dummy",

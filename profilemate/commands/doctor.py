@@ -19,8 +19,9 @@ class DoctorOptions:
 def doctor(options: DoctorOptions) -> int:
     """Check whether profilemate can record vLLM here.
 
-    Shows what would be missing, and what to do. Use the Python and the environment variables that you start vLLM with. The check imports vLLM
-    in a process of its own, which takes some seconds, and starts nothing else.
+    Shows what would be missing, and what to do. Use the Python and the environment variables that
+    you start vLLM with. The check imports vLLM in a process of its own, which takes some seconds,
+    and starts nothing else.
 
     \b
     Examples:

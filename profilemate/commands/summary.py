@@ -38,7 +38,8 @@ def summary(
     """
     with one_line():
         from analysis import summarize
-        from analysis.renderers import json, text
+        from analysis.renderers import json
+        from analysis.renderers.text import summary as text
 
         with waiting("reading the session"):
             found = summarize(opened(session, after, requests_after))

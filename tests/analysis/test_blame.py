@@ -5,7 +5,7 @@ import pytest
 
 from analysis import Summary, open_session, summarize
 from analysis.prefix.blame import Content
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import request, swept
 

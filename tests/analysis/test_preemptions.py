@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import Summary, open_session, summarize
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from analysis.requests.preemptions import ByItself
 from tests.analysis.builder import SessionBuilder
 

@@ -13,8 +13,8 @@ from analysis.pool.fragmentation import Empty, Fragmentation
 from analysis.pool.holders import Holder, Holders, Suspect
 from analysis.pool.lifetimes import Spread
 from analysis.pool.pressure import BANDS
-from analysis.renderers.text import fragmentation, holders, scheduling, waiting
 from analysis.renderers.text.layout import Line
+from analysis.renderers.text.sections import fragmentation, holders, scheduling, waiting
 from analysis.requests.scheduling import Counted, Pressure, Scheduling
 from analysis.requests.waiting import Reason, Waiting
 from analysis.tables import facts

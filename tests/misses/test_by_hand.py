@@ -10,7 +10,7 @@ import pytest
 
 from analysis import open_session
 from analysis.prefix.miss_summary import Missed, MissReasons
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from analysis.summary import summarize
 from tests.analysis.builder import METADATA, SessionBuilder
 

@@ -11,7 +11,7 @@ import pytest
 
 import analysis
 from analysis.pool.evictions import Evicted
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from tests.situations.bench import Bench, Engine
 from tests.support.scheduler import full_attention, sliding_window, tokens
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis import open_session, summarize
 from analysis.prefix.miss_summary import Missed
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from analysis.summary import Summary
 from profilemate import collector
 from tests.kv.recording import Clock, found, hooks_only

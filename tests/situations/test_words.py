@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import analysis
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from tests.situations.bench import Bench, Engine
 from tests.support.scheduler import tokens
 

@@ -20,7 +20,8 @@ from analysis.judgement.advice.terms import (
     waits,
 )
 from analysis.pool.usage import blocks_by_engine
-from analysis.wording.formats import abridged, byte_size, seconds, share
+from analysis.wording.formats import byte_size, seconds, share
+from analysis.wording.printable import abridged
 
 if TYPE_CHECKING:
     from analysis.summary import Summary

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.judgement.advice.terms import FEW, MOST, MUCH, Advice
-from analysis.wording.formats import abridged, share
+from analysis.wording.formats import share
+from analysis.wording.printable import abridged
 
 if TYPE_CHECKING:
     from analysis.summary import Summary

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from analysis.renderers.text.layout import Line, note, section, shortened, table, wrapped
+from analysis.renderers.text.layout import Line, note, section, table, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.whatif.clock import StepTime
 from analysis.whatif.outcome import Outcome
 from analysis.whatif.replayed import Replayed
-from analysis.wording.formats import counted, seconds, share
+from analysis.wording.formats import counted, number, seconds, share
+from analysis.wording.printable import shortened
 
 _LABEL = 30
 
@@ -78,9 +79,9 @@ def _cache(found: Replayed) -> Iterator[Line]:
         (
             shortened(outcome.label, _LABEL),
             outcome.says,
-            _count(outcome.num_blocks),
+            number(outcome.num_blocks),
             share(outcome.hit_rate),
-            _count(outcome.evictions),
+            number(outcome.evictions),
         )
         for outcome in _rows(found)
     ]
@@ -93,9 +94,9 @@ def _scheduling(found: Replayed) -> Iterator[Line]:
     rows = [
         (
             shortened(outcome.label, _LABEL),
-            _count(outcome.preemptions),
-            _count(outcome.recomputed_tokens),
-            _count(outcome.steps),
+            number(outcome.preemptions),
+            number(outcome.recomputed_tokens),
+            number(outcome.steps),
             seconds(outcome.queue_mean_sec),
             seconds(outcome.queue_p99_sec),
         )
@@ -109,10 +110,6 @@ def _scheduling(found: Replayed) -> Iterator[Line]:
                 f"{outcome.label}: {counted(outcome.failed_requests, 'request')} can never fit "
                 "into the pool, and took no part."
             )
-
-
-def _count(value: int | None) -> str:
-    return "n/a" if value is None else f"{value:,}"
 
 
 def _truth(found: Replayed) -> Iterator[Line]:
@@ -131,7 +128,7 @@ def _compared(was: Outcome, now: Outcome) -> str:
     told = f"has a hit rate {abs(points):.2f} points {'above' if points > 0 else 'below'}"
     rate = "has the same hit rate as" if abs(points) < 0.005 else f"{told} that of"
     if not was.evictions:
-        return f"{rate} the session, and {_count(now.evictions)} evictions where it had none"
+        return f"{rate} the session, and {number(now.evictions)} evictions where it had none"
     more = (now.evictions or 0) / was.evictions - 1
     return f"{rate} the session, and {100 * more:+.1f} % evictions"
 

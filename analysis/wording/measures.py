@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from analysis.wording.formats import byte_size, percent, seconds, share
 
-NOTHING_DIFFERS = "Nothing that was recorded: what differs below is what two runs of it differ by."
+NOTHING_DIFFERS = "Nothing that was recorded: two sessions of one configuration differ like this."
 """Of two sessions' configurations."""
 
 NONE = "-"

@@ -120,7 +120,7 @@ def test_more_blocks_than_hold_everything_are_of_no_use(session: SessionBuilder)
     assert (short.more_blocks_p50, short.more_blocks_max, short.bounded) == (5, 5, 2)
     assert summary.misses.costliest[0].more_blocks == 5
     said = " ".join(text.render(summary).split())
-    assert "For 2 blocks that is what holds every content of the session beside" in said
+    assert "For 2 blocks that is the most that can be of use: a pool that holds" in said
     # What a request that has not ended computed is not known.
     session.lookups(lookup("e", 11, 1))
     assert (missed(session).short.more_blocks_max, missed(session).short.bounded) == (7, 0)

@@ -181,7 +181,9 @@ def test_other_prompts_are_told(tmp_path: Path) -> None:
     told = found.read()
     assert told.baseline is not None
     assert told.baseline.same_prompts is False
-    assert "They are not those of every run" in " ".join(text.render(told).split())
+    assert "Not every run's session has prompts of these lengths" in " ".join(
+        text.render(told).split()
+    )
 
 
 def test_other_work_on_the_machine_is_told(tmp_path: Path) -> None:

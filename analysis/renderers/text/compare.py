@@ -69,8 +69,8 @@ def _pair(rows: Sequence[Row], doubts: Sequence[str], number: int) -> Iterator[L
     yield from table(("", NAMES[0], NAMES[number], "change", "", ""), cells)
     if not doubts:
         yield from note(
-            f"Better or worse is said of measures that have a direction; a change of up to "
-            f"{100 * SAME:g} % is the same."
+            "A measure that has no direction is neither better nor worse; a change of up to "
+            f"{100 * SAME:g} % counts as the same."
         )
 
 

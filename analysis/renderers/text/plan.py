@@ -54,8 +54,8 @@ def _layout(found: Plan | Reality, explained: bool) -> Iterator[Line]:
 def _model(planned: Plan) -> Iterator[Line]:
     model, settings = planned.model, planned.settings
     if model.parameters is not None:
-        told = model.sources.get("parameters", "estimated from config.json")
-        yield from row("Parameters", f"{model.parameters:,}", told)
+        source = model.sources.get("parameters", "estimated from config.json")
+        yield from row("Parameters", f"{model.parameters:,}", source)
     cache = settings.kv_cache_dtype
     kept = model.dtype if cache == "auto" else cache
     yield from row("A token takes", f"{planned.bytes_per_token:,} B", f"all layers, in {kept}")

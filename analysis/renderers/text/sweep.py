@@ -186,8 +186,8 @@ def _best(found: Sweep) -> Iterator[Line]:
         close = [combination(each.settings) for each in found.combinations if each.close]
         if close:
             yield from note(
-                f"Not told apart, marked close: {counted(len(close), 'setting')} with a repeat "
-                "that is at least as good as the best of all worst repeats."
+                f"Too close to call, marked close: {counted(len(close), 'setting')} with a repeat "
+                "at least as good as the best of all worst repeats."
             )
     for doubt in found.doubts:
         yield from wrapped("  - ", doubt, "warning", "warning")
@@ -202,8 +202,8 @@ def _baseline(found: Sweep) -> Iterator[Line]:
         yield from note(f"There is none: {why}.")
         return
     same = {
-        True: "Their lengths are those that every run's session has.",
-        False: "They are not those of every run: their lengths differ.",
+        True: "Every run's session has prompts of these lengths.",
+        False: "Not every run's session has prompts of these lengths.",
         None: "",
     }[base.same_prompts]
     yield from note(
@@ -228,8 +228,8 @@ def _notes(found: Sweep) -> Iterator[Line]:
     sources = {run.source for run in found.runs if run.settings is not None and run.source}
     if sources == {"session"}:
         yield from note(
-            "Tokens a second are from the sessions, from the first arrival to the last end: the "
-            "command's output has no figure that is known."
+            "Tokens a second come from the sessions, from the first arrival to the last end: the "
+            "command's output has no figure of them."
         )
 
 

@@ -13,6 +13,7 @@ from analysis.whatif.outcome import Outcome
 from analysis.whatif.replayed import Replayed
 from analysis.wording.formats import counted, number, seconds, share
 from analysis.wording.printable import shortened
+from analysis.wording.whatif import FIGURES
 
 _LABEL = 30
 
@@ -32,8 +33,8 @@ def _layout(found: Replayed) -> Iterator[Line]:
     yield from note(_how(found))
     yield from section("Cache", _cache(found))
     yield from section("Scheduling", _scheduling(found))
-    yield from section("How true the replay is", _truth(found))
-    yield from section("Not replayed", _failures(found))
+    yield from section("How true the simulation is", _truth(found))
+    yield from section("Not simulated", _failures(found))
 
 
 def _how(found: Replayed) -> str:
@@ -42,7 +43,7 @@ def _how(found: Replayed) -> str:
     other = found.recorded_vllm not in (None, found.vllm)
     recorded = f", recorded with {found.recorded_vllm}" if other else ""
     return (
-        f"{counted(found.requests, 'request')}{engines}, replayed through {release}'s own "
+        f"{counted(found.requests, 'request')}{engines}, simulated through {release}'s own "
         f"scheduler{recorded}. {_clock(found.step_time)}"
     )
 
@@ -78,7 +79,7 @@ def _cache(found: Replayed) -> Iterator[Line]:
     rows = [
         (
             shortened(outcome.label, _LABEL),
-            outcome.says,
+            FIGURES[outcome.engine],
             number(outcome.num_blocks),
             share(outcome.hit_rate),
             number(outcome.evictions),
@@ -115,7 +116,7 @@ def _scheduling(found: Replayed) -> Iterator[Line]:
 def _truth(found: Replayed) -> Iterator[Line]:
     was, now = found.measured, found.baseline
     if was is not None and now is not None:
-        yield from note(f"The recorded configuration, replayed, {_compared(was, now)}.")
+        yield from note(f"The recorded configuration, simulated, {_compared(was, now)}.")
         yield from _waited(was.queue_mean_sec, now.queue_mean_sec)
     for line in found.notes:
         yield from wrapped("  - ", line, "warning", "")
@@ -125,8 +126,10 @@ def _compared(was: Outcome, now: Outcome) -> str:
     if was.hit_rate is None or now.hit_rate is None:
         return "asked the cache for nothing"
     points = 100 * (now.hit_rate - was.hit_rate)
-    told = f"has a hit rate {abs(points):.2f} points {'above' if points > 0 else 'below'}"
-    rate = "has the same hit rate as" if abs(points) < 0.005 else f"{told} that of"
+    apart = f"{abs(points):.2f} points {'above' if points > 0 else 'below'}"
+    rate = f"has a hit rate {apart} that of"
+    if abs(points) < 0.005:
+        rate = "has the same hit rate as"
     if not was.evictions:
         return f"{rate} the session, and {number(now.evictions)} evictions where it had none"
     more = (now.evictions or 0) / was.evictions - 1
@@ -137,9 +140,10 @@ def _waited(was: float | None, now: float | None) -> Iterator[Line]:
     if was is None or now is None:
         return
     is_far = max(was, now) > _FAR * min(was, now) + _FAR_SEC
+    guess = ": the simulated queue times are no more than a guess" if is_far else ""
     yield from note(
-        f"Requests wait {seconds(now)} on average in it, and waited {seconds(was)}"
-        + (": its queue times are no more than a guess." if is_far else ".")
+        f"Requests wait {seconds(now)} on average in the simulation, and waited {seconds(was)} in "
+        f"the session{guess}."
     )
 
 

@@ -32,8 +32,8 @@ def _evictors(report: Report) -> Chart:
     texts = [f"{cost:,}" for cost in costs]
     sweepers = blame.sweepers
     swept = (
-        f" {sweepers.requests:,} of them came once and left nothing that was used again: these "
-        f"cost {share(sweepers.share)} of that."
+        f" {sweepers.requests:,} of these requests came once, and nobody used what they left: they "
+        f"cost {share(sweepers.share)} of these tokens."
         if sweepers.requests
         else ""
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each block was doing, as far as evictions tell."""
+"""What each block was doing, as far as evictions show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def charts(report: Report) -> Iterator[Chart]:
     )
     found = report.series.block_map
     if found is None:
-        nothing = "No cached block was evicted, and the tables name blocks only where one is."
+        nothing = (
+            "No cached block was evicted, and the tables name blocks only where one is evicted."
+        )
         yield Chart("block-map", heading, look, nothing)
         return
     per_row = found.blocks_per_row
@@ -30,9 +32,9 @@ def charts(report: Report) -> Iterator[Chart]:
     neighbours = f"{per_row} neighbouring blocks" if per_row > 1 else "one block"
     evictions = report.summary.evictions.by_engine[found.engine].blocks
     words = (
-        f"Rebuilt from {evictions:,} evictions, so blocks count only up to their last eviction: "
-        "what is free, or still there at the end, is not told. "
-        f"They tell of {share(found.told_share)} of the pool's time; the rest is grey. A cell is "
+        f"Rebuilt from {evictions:,} evictions, so a block is known only up to its last one, and "
+        "not where it is free or still there at the end. "
+        f"{share(found.told_share)} of the pool's time is known; the rest is grey. A cell is "
         f"{neighbours} over {seconds(report.series.bins.width_sec)}; pauses between two uses count "
         f"as use.{several}"
     )
@@ -78,7 +80,7 @@ def charts(report: Report) -> Iterator[Chart]:
 
 
 def _kept(used: int, kept: int) -> int | None:
-    """Of what is told of a cell, the percentage in which its content was kept for reuse; None
-    where most of it is not told."""
-    told = used + kept
-    return round(100 * kept / told) if told >= 50 else None
+    """Of what is known of a cell, the percentage in which its content was kept for reuse; None
+    where most of it is not known."""
+    both = used + kept
+    return round(100 * kept / both) if both >= 50 else None

@@ -28,7 +28,7 @@ from analysis.wording.printable import abridged
 
 
 def charts(report: Report) -> Iterator[Chart]:
-    """One line alone where there is nothing to tell."""
+    """One line alone where nothing is known."""
     graphs = report.summary.cuda_graphs
     if graphs.absent is not None:
         yield Chart("executions", "How much ran in CUDA graphs?", "", graphs.absent)
@@ -71,8 +71,8 @@ def _executions(report: Report) -> Chart:
         "Small batches that run eagerly wait for the host to launch every kernel; batches with "
         "long prompts lose little by it. Padding is work that is thrown away.",
         f"{share(graphs.execution_share)} of {counted(graphs.executions, 'execution')} ran in a "
-        f"graph, with {share(graphs.token_share)} of the tokens; the guide wants over 90 % of "
-        f"executions.{padded}{_setup(graphs.setup)}{_workers(graphs)} The chart shows means over "
+        f"graph, with {share(graphs.token_share)} of the tokens; over 90 % of executions is "
+        f"good.{padded}{_setup(graphs.setup)}{_workers(graphs)} The chart shows means over "
         f"{seconds(report.series.bins.width_sec)}.",
         figure,
         Table(

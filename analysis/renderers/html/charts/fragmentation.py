@@ -19,7 +19,7 @@ def charts(report: Report) -> Iterator[Chart]:
     found = report.summary.fragmentation
     if found is None or found.actual.share is None:
         nothing = (
-            "Not told: no request ended with blocks, or the model has several KV cache groups."
+            "Not known: no request ended with blocks, or the model has several KV cache groups."
         )
         yield Chart("fragmentation", heading, look, nothing)
         return

@@ -69,11 +69,11 @@ def _over_time(report: Report) -> Chart:
     return Chart(
         "used-memory",
         _HEADING,
-        "Memory that grows after start-up is taken by others than the KV cache, whose room is "
-        "taken at once; a GPU that is not busy waits for the host, or for requests.",
-        f"The least that was free is {byte_size(min(gpu.free_bytes for gpu in memory.gpus))}. "
-        f"Memory is the most of any sample in {seconds(bins.width_sec)}, and busy the mean share "
-        "of the time in which any kernel ran."
+        "The KV cache takes its memory at once, so memory that grows after start-up goes "
+        "elsewhere; a GPU that is not busy waits for the host, or for requests.",
+        f"At least {byte_size(min(gpu.free_bytes for gpu in memory.gpus))} was free at any time. "
+        f"The chart shows the most memory of any sample in {seconds(bins.width_sec)}; busy is the "
+        "mean share of the time in which any kernel ran."
         + (f" {counted(more, 'more GPU')} had more free." if more else "")
         + problem,
         {"data": data, "layout": layout},

@@ -98,7 +98,7 @@ def _words(ledger: Ledger) -> str:
         said.append(f"{trials} to estimate memory came before{_took(ledger.profiling)}.")
     if ledger.unknown_replays:
         replays = counted(ledger.unknown_replays, "replay")
-        said.append(f"{replays} were of graphs that nobody saw being captured.")
+        said.append(f"{replays} were of graphs whose capture was not recorded.")
     if len(ledger.graphs) > LISTED:
         said.append(f"The table has the {LISTED:,} that were replayed most.")
     return " ".join(said)
@@ -109,11 +109,12 @@ def _limits(ledger: Ledger) -> str:
     limits = ""
     if (ledger.unused.more_blocks_most or 0) > (ledger.unused.more_blocks or 0):
         limits = (
-            f" (up to {ledger.unused.more_blocks_most:,} with those captured first of each "
-            "mode, whose memory is the pool that the others share: the next ones would pay for it)"
+            f" (up to {ledger.unused.more_blocks_most:,} if the graphs captured first in each mode "
+            "count, too: they pay for the pool that the others share, and without them the next "
+            "ones would)"
         )
     if ledger.estimate is not None and ledger.estimate.applied:
-        limits += ", as far as vLLM's estimate shrinks, too"
+        limits += ", but only as far as vLLM's estimate shrinks, too"
     return limits
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who held blocks at the end, and whether any were held by nobody that lives."""
+"""Who held blocks at the end, and whether any were held that no request held any more."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def charts(report: Report) -> Iterator[Chart]:
     yield Chart(
         "holders",
         "Who held blocks at the end?",
-        "An old holder is a long answer, or a client that went away unnoticed; blocks that nobody "
-        "who lives holds are a leak.",
+        "An old holder is a long answer, or a client that went away unnoticed; held blocks that no "
+        "request holds any more are a leak.",
         f"{holders.held_blocks:,} blocks were held at the end by {holders.requests:,} requests "
         f"that had not ended.{_leak(holders)}",
         Bars(
@@ -40,4 +40,5 @@ def _leak(holders: Holders) -> str:
     if not holders.leaked_blocks:
         return ""
     least = "at least " if holders.at_least else ""
-    return f" Leaked: {least}{holders.leaked_blocks:,} blocks, held by nobody that lives."
+    blocks = f"{least}{holders.leaked_blocks:,} blocks"
+    return f" Leaked: {blocks}, which no running or waiting request holds."

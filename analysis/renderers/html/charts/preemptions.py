@@ -32,7 +32,7 @@ def _preemptions(report: Report) -> Chart:
             heading,
             look,
             f"{bill.count:,} preemptions; none of these requests was admitted again and ended, so "
-            "what they cost is not told.",
+            "their cost is not known.",
         )
     labels = [
         f"{bar_label(preemption.request_id)} at {seconds(preemption.preempted_sec)}"
@@ -72,4 +72,4 @@ def _preemptions(report: Report) -> Chart:
 def _beneficiary(preemption: Preemption) -> str:
     if preemption.by_itself:
         return "itself"
-    return abridged(preemption.made_room_for or "not told")
+    return abridged(preemption.made_room_for or "unknown")

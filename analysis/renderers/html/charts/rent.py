@@ -31,7 +31,7 @@ def _rent(report: Report) -> Chart:
         ("kept after its end", [renter.kept for renter in rent.top], "cached"),
     )
     segments = [Segment(name, values, colour) for name, values, colour in phases if any(values)]
-    approximate = "" if rent.exact else " By request these are approximate."
+    approximate = "" if rent.exact else " Figures by request are approximate."
     return Chart(
         "rent",
         heading,

@@ -42,8 +42,8 @@ def _stretches(report: Report) -> Chart:
         heading,
         look,
         f"{sharing.sharing:,} of {sharing.requests:,} requests have a full block in common with "
-        f"another. Drawn: the {len(pieces):,} runs of blocks that the same requests share and that "
-        "saved most, by where they lie in the prompt.",
+        f"another. Drawn: the {len(pieces):,} stretches of blocks that the same requests share and "
+        "that saved most, by where they lie in the prompt.",
         Bars(labels, texts, [Segment("saved", saved, "held")], "prompt tokens saved"),
         Table(
             ("Part of the prompt", "content", "requests", "found by", "tokens saved"),

@@ -52,8 +52,8 @@ def _start_up(memory: Memory) -> Chart:
     return Chart(
         "start-up",
         "Where did the memory go at start-up?",
-        "The KV cache gets what is left of the memory asked for; what is unused beyond the upright "
-        "line was never asked for, and before it nobody has it.",
+        "The KV cache gets what is left of the memory asked for. Unused memory beyond the upright "
+        "line was never asked for; before the line it serves nobody.",
         _start_up_words(memory, mark),
         bars if segments else None,
         Table(
@@ -129,7 +129,7 @@ def _start_up_words(memory: Memory, mark: int | None) -> str:
     more = len(memory.workers) - WORKERS
     if more > 0:
         words.append(f"{counted(more, 'more worker')} had more.")
-    return " ".join(words) or "The workers did not tell all of it."
+    return " ".join(words) or "The workers did not report all of it."
 
 
 def _row(found: StartUp) -> tuple[str, ...]:

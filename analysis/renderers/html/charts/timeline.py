@@ -103,7 +103,7 @@ def _words(timeline: Timeline) -> str:
 
 
 def _slowest(timeline: Timeline) -> Table:
-    """Of those drawn, the ones that users waited for most."""
+    """Of the requests drawn, those that users waited for longest."""
     slowest = sorted(timeline.spans, key=lambda span: span.arrived_sec - _first(span))[:SLOWEST]
     return Table(
         (

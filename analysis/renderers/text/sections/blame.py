@@ -22,8 +22,9 @@ def lines(blame: Blame) -> Iterator[Line]:
     heads = ("", "evicted", "asked again", "tokens", "requests", "after")
     yield from table(heads, [_evictor(evictor) for evictor in blame.worst[:SHOWN]])
     yield from note(
-        "Evicted: blocks that gave way to the request. Asked again: those of them that others "
-        "missed later, the tokens that these computed again, and how long after (median)."
+        "Evicted: blocks that gave way to the request. Asked again: how many of these others "
+        "missed later. Tokens: what those requests computed again. After: how long after the "
+        "eviction (median)."
     )
     if blame.sweepers.requests:
         yield from _sweepers(blame.sweepers)
@@ -47,13 +48,13 @@ def _sweepers(swept: Sweepers) -> Iterator[Line]:
     yield from row(
         "One-off prompts",
         f"{swept.requests:,}",
-        f"evicted {evicted} ({swept.evicted_tokens:,} tokens), and nobody asked for theirs. "
-        f"{swept.regretted_blocks:,} of these were asked for again: {share(swept.share)} of the "
-        "recomputed tokens",
+        f"evicted {evicted} ({swept.evicted_tokens:,} tokens), and nobody asked for their own "
+        f"blocks again. {swept.regretted_blocks:,} of the evicted ones were asked for again: "
+        f"{share(swept.share)} of the recomputed tokens",
     )
     if swept.proven_blocks:
         yield from note(
-            f"{swept.proven_blocks:,} of those had been used by two requests or more before: a "
+            f"{swept.proven_blocks:,} of these had been used by two requests or more before: a "
             "policy that counts uses would have had a reason to keep them."
         )
 

@@ -17,7 +17,7 @@ WORKERS = 8
 
 
 def lines(graphs: CudaGraphs, sizes: CaptureSizes | None) -> Iterator[Line]:
-    """The section; one line where there is nothing to tell."""
+    """The section; one line where nothing is known."""
     if graphs.absent is not None:
         yield from note(graphs.absent)
         return
@@ -32,15 +32,15 @@ def lines(graphs: CudaGraphs, sizes: CaptureSizes | None) -> Iterator[Line]:
         if sizes.today.padding < graphs.padding.tokens:
             more = graphs.padding.tokens - sizes.today.padding
             yield from note(
-                f"{more:,} more tokens were padded than the next size asks for, as where data-"
-                "parallel ranks run the size of the largest batch among them."
+                f"Padding was {more:,} tokens more than the next capture sizes explain: "
+                "data-parallel ranks, for one, run the size of the largest batch among them."
             )
 
 
 def _modes(graphs: CudaGraphs) -> Iterator[Line]:
     setup = graphs.setup
-    asked = (setup.asked or "not told", *[""] * len(graphs.by_mode))
-    resolved = (setup.resolved or "not told", *[""] * len(graphs.by_mode))
+    asked = (setup.asked or "unknown", *[""] * len(graphs.by_mode))
+    resolved = (setup.resolved or "unknown", *[""] * len(graphs.by_mode))
     ran = [f"{use.mode} {share(use.execution_share)}" for use in graphs.by_mode]
     heads = ("Mode", "asked for", "resolved to", "what ran")
     yield from table(heads, [("", *modes) for modes in zip(asked, resolved, ran, strict=False)])
@@ -53,7 +53,7 @@ def _modes(graphs: CudaGraphs) -> Iterator[Line]:
 
 
 def _coverage(graphs: CudaGraphs) -> Iterator[Line]:
-    executed = f"of {counted(graphs.executions, 'execution')} (the guide wants over 90 %)"
+    executed = f"of {counted(graphs.executions, 'execution')} (over 90 % is good)"
     yield from row("In a graph", share(graphs.execution_share), executed)
     yield from row("", share(graphs.token_share), f"of {counted(graphs.tokens, 'token')}")
     if graphs.dummy_executions:
@@ -156,8 +156,8 @@ def _sizes(sizes: CaptureSizes) -> Iterator[Line]:
             f"request, so these are multiples of {sizes.step}."
         )
     yield from note(
-        "Worked out from this session's batches, each padded to the next size; other loads would "
-        "pay more."
+        "Computed from this session's batches, each padded to the next size; another load would "
+        "pad more."
     )
 
 
@@ -168,8 +168,8 @@ def _gap(gap: DecodeGap) -> Iterator[Line]:
     ran = "eagerly" if gap.ran == "NONE" else gap.ran
     why = (
         f"ran {ran} ({counted(gap.executions, 'execution')}{decodes}): vLLM captures FULL graphs "
-        f"for decodes of up to max_num_seqs requests, {gap.to_tokens:,} tokens, and no size lies "
-        "there"
+        f"for decodes of up to max_num_seqs requests, {gap.to_tokens:,} tokens, and no "
+        "capture size is in that range"
     )
     if gap.add is None:
         yield from row("Without FULL graph", batches, why)

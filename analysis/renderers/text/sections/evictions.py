@@ -112,13 +112,13 @@ def _ages(ages: Ages) -> Iterator[Line]:
     if ages.later is None or not ages.reuses:
         return
     later = (
-        f"of {counted(ages.reuses, 'block')} asked for again came back later than blocks are "
-        f"evicted (median idle time {seconds(ages.at_eviction.p50_sec)})"
+        f"of {counted(ages.reuses, 'block')} asked for again came back after more than "
+        f"{seconds(ages.at_eviction.p50_sec)}, when half of the evicted blocks had gone"
     )
     yield from row("Back too late", share(ages.later_share), later)
     if ages.at_hit.count:
         yield from note(
-            f"Those that were found came back after {seconds(ages.at_hit.p50_sec)} (median), "
+            f"Blocks that were found came back after {seconds(ages.at_hit.p50_sec)} (median), "
             f"95 % of them within {seconds(ages.at_hit.p95_sec)}."
         )
 

@@ -50,6 +50,6 @@ def _too_short(short: TooShort) -> Iterator[Line]:
 def _family(family: Family) -> str:
     return (
         f"{family.requests:,} prompts share their first {family.shared_tokens:,} tokens and part "
-        f"before token {family.part_before:,}, {family.continuations:,} ways "
-        f"({family.tokens_after:,} tokens after it)"
+        f"in {family.continuations:,} ways before token {family.part_before:,} "
+        f"({family.tokens_after:,} tokens come after it)"
     )

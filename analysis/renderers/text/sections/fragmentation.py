@@ -14,7 +14,7 @@ WORTH_SHOWING = 0.01
 
 
 def lines(fragmentation: Fragmentation | None) -> Iterator[Line]:
-    """A row or two; none where the session cannot tell."""
+    """A row or two; none where it is not known."""
     if fragmentation is None:
         return
     actual = fragmentation.actual.share

@@ -30,9 +30,8 @@ def lines(ledger: Ledger | None) -> Iterator[Line]:
     if estimate is not None:
         yield from _estimate(estimate)
     if ledger.unknown_replays:
-        yield from row(
-            "Unknown", counted(ledger.unknown_replays, "replay"), "of graphs seen only then"
-        )
+        replays = counted(ledger.unknown_replays, "replay")
+        yield from row("Unknown", replays, "of graphs whose capture was not recorded")
     yield from _hottest([graph for graph in ledger.graphs if graph.replays])
 
 
@@ -61,16 +60,17 @@ def _unused(unused: Unused, *, applied: bool | None) -> Iterator[Line]:
         )
     if unused.more_blocks is None or not unused.more_blocks_most:
         return
-    said = ["graphs share a pool, and small ones come nearly free"]
+    said = ["graphs share a memory pool, so small ones take almost nothing"]
     if unused.more_blocks_most > unused.more_blocks:
         said = [
             (
-                f"up to {unused.more_blocks_most:,} with those captured first of each mode, whose "
-                "memory is the pool that the others share: without them the next ones pay for that"
+                f"up to {unused.more_blocks_most:,} if the graphs captured first in each mode "
+                "count, too: they pay for the pool that the others share, and without them the "
+                "next ones would"
             )
         ]
     if applied:
-        said.append("the KV cache gets them as far as vLLM's estimate shrinks, too")
+        said.append("the KV cache gets them only as far as vLLM's estimate shrinks, too")
     elif applied is False:
         said.append("no estimate was taken off the KV cache: it gets them if it asks for more")
     blocks = counted(unused.more_blocks, "KV block")
@@ -83,10 +83,10 @@ def _estimate(estimate: Estimate) -> Iterator[Line]:
         ("found by vLLM", estimate.measured_bytes),
         ("sum of the captures", estimate.captured_bytes),
     )
-    told = [f"{byte_size(size)} {name}" for name, size in figures if size is not None]
-    if not told:
+    sizes = [f"{byte_size(size)} {name}" for name, size in figures if size is not None]
+    if not sizes:
         return
-    yield from row("Graph memory", ", ".join(told))
+    yield from row("Graph memory", ", ".join(sizes))
     if estimate.ratio is not None:
         yield from row("", f"{estimate.ratio:.2f} times what it took", _applied(estimate))
 
@@ -119,7 +119,7 @@ def _hottest(used: list[Graph]) -> Iterator[Line]:
     heads = ("Hottest", "replays", "tokens", "padding", "memory", "captured")
     yield from table(heads, rows)
     if len(used) > HOTTEST:
-        yield from note(f"{len(used) - HOTTEST:,} more graphs were replayed, and less often.")
+        yield from note(f"{len(used) - HOTTEST:,} more graphs were replayed less often.")
 
 
 def _memory(size: int | None) -> str:

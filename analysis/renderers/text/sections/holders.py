@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds blocks at the end, and whether any are held by nobody that lives."""
+"""Who holds blocks at the end, and whether any are held that no request holds any more."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def lines(holders: Holders | None) -> Iterator[Line]:
 
 
 def _by_whom(holders: Holders) -> str:
-    shared = holders.blocks > holders.held_blocks
-    each = f", {holders.blocks:,} with shared ones counted for each" if shared else ""
+    more = holders.blocks > holders.held_blocks
+    each = f"; {holders.blocks:,} if shared blocks count for each" if more else ""
     noun = "request" if holders.requests == 1 else "requests"
     return f"by {holders.requests:,} {noun} that had not ended{each}"
 
 
 def _leak(holders: Holders) -> Iterator[Line]:
     least = "at least " if holders.at_least else ""
-    why = "held by nobody that lives"
+    why = "no running or waiting request holds them"
     if holders.idle_sec is not None:
-        why += f": nothing had run or waited for {duration(holders.idle_sec)}"
+        why += f"; there had been none for {duration(holders.idle_sec)}"
     yield from row("Leaked", f"{least}{holders.leaked_blocks:,} blocks", why)
     for suspect in holders.suspects[:SHOWN]:
         ended = duration(holders.at_sec - suspect.ended_sec)

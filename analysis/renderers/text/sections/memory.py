@@ -44,7 +44,7 @@ def _start_up(found: StartUp, *, several: bool) -> Iterator[Line]:
         yield from _amount(
             "Graphs, estimated", found.graphs_estimated_bytes, "not taken off the KV cache"
         )
-    yield from _amount("Graphs, measured", found.graphs_bytes, "after all of this was given away")
+    yield from _amount("Graphs, measured", found.graphs_bytes, "after all of this was allocated")
 
 
 def _amount(label: str, size: int | None, more: str = "") -> Iterator[Line]:

@@ -50,14 +50,14 @@ def _evicted(missed: MissReasons, facts: Facts) -> Iterator[Line]:
         "Recomputed", f"{missed.recomputed_tokens:,} tokens", f"that had been evicted, {computed}"
     )
     short = missed.short
-    late = f"95 % by under {seconds(short.late_p95_sec)}"
+    late = f"95 % by less than {seconds(short.late_p95_sec)}"
     yield from row("Evicted too early", f"by {seconds(short.late_p50_sec)} (median)", late)
     if short.more_blocks_max is not None:
-        yield from row("Would have hit with", _more(short, facts))
+        yield from row("Would have hit", _more(short, facts))
     if short.bounded:
         yield from note(
-            f"For {counted(short.bounded, 'block')} that is what holds every content of the "
-            "session beside its largest load: a pool larger than that is of no use."
+            f"For {counted(short.bounded, 'block')} that is the most that can be of use: a "
+            "pool that holds every content of the session beside its largest load."
         )
     for costly in missed.costliest[:3]:
         yield from note(_costly(costly))
@@ -71,14 +71,14 @@ def _more(short: Short, facts: Facts) -> str:
     size = facts.bytes_per_block
     room = "" if size is None else f" ({byte_size(largest * size)} of KV cache)"
     return (
-        f"{blocks(short.more_blocks_p50)} more blocks half of them, "
-        f"{blocks(short.more_blocks_p90)} nine in ten, {blocks(largest)}{room} all, at most"
+        f"half of them with {blocks(short.more_blocks_p50)} more blocks, nine in ten with "
+        f"{blocks(short.more_blocks_p90)}, all with {blocks(largest)}{room}, at most"
     )
 
 
 def _costly(costly: Costly) -> str:
     by = f" by {abridged(costly.evicted_by)}" if costly.evicted_by else ""
-    more = "" if costly.more_blocks is None else f"; {costly.more_blocks:,} more blocks, no loss"
+    more = "" if costly.more_blocks is None else f"; found with {costly.more_blocks:,} more blocks"
     return (
         f"{abridged(costly.request_id)} computed {costly.tokens:,} tokens again: evicted{by} "
         f"{seconds(costly.late_sec)} before{more}"

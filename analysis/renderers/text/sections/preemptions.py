@@ -17,12 +17,12 @@ _ID = 40
 
 
 def lines(preemptions: Preemptions, admission: Admission) -> Iterator[Line]:
-    """The section; empty where nothing was preempted. Requests that preempt themselves while
-    alone are told of with those that can never run."""
+    """The section; empty where nothing was preempted. Requests that preempt themselves while alone
+    are named among the requests that can never run."""
     if not preemptions.count:
         return
-    told = f"{preemptions.resumed:,} of them told: the request came back and has ended"
-    yield from row("Preemptions", f"{preemptions.count:,}", told)
+    billed = f"{preemptions.resumed:,} of them in this bill: the request came back and has ended"
+    yield from row("Preemptions", f"{preemptions.count:,}", billed)
     if not preemptions.resumed:
         return
     tokens = (
@@ -35,15 +35,15 @@ def lines(preemptions: Preemptions, admission: Admission) -> Iterator[Line]:
         yield from row(
             "By themselves",
             f"{preemptions.by_itself:,}",
-            "for blocks that the victim itself needed: its own did not suffice",
+            "the preempted request itself needed the blocks: its own were not enough",
         )
         alone = {(request.engine, request.request_id) for request in admission.circling}
         for livelock in preemptions.livelocks[:SHOWN]:
             if livelock.times > 1 and (livelock.engine, livelock.request_id) not in alone:
                 yield from note(
                     f"{shortened(livelock.request_id, _ID)} preempted itself "
-                    f"{livelock.times:,} times: admitted by its first tokens, it did not fit with "
-                    "its next"
+                    f"{livelock.times:,} times: its first tokens fit when it was admitted, "
+                    "its next ones did not"
                 )
     yield from _parked(preemptions.parked)
     for preemption in preemptions.costliest[:SHOWN]:
@@ -63,8 +63,8 @@ def _parked(parked: Parked) -> Iterator[Line]:
         yield from row(
             "Put off",
             counted(parked.put_off_steps, "step"),
-            f"({seconds(parked.put_off_sec)}) had no free block, and nobody to preempt whose "
-            "blocks were not in flight: requests that ran got no tokens",
+            f"({seconds(parked.put_off_sec)}) found no free block, and no request to preempt whose "
+            "blocks were not in flight: running requests got no tokens",
         )
 
 
@@ -80,8 +80,8 @@ def _preemption(preemption: Preemption) -> str:
         cost += f"; room was made for {shortened(preemption.made_room_for, _ID)}"
     takers = list(preemption.takers.items())
     if takers:
-        named = [f"{shortened(name, _ID)} {blocks:,}" for name, blocks in takers[:_TAKERS]]
+        largest = [f"{shortened(name, _ID)} {blocks:,}" for name, blocks in takers[:_TAKERS]]
         left = len(takers) - _TAKERS
         more = f" and {left:,} more requests" if left > 0 else ""
-        cost += f". Blocks of it were evicted for {', '.join(named)}{more}"
+        cost += f". Some of its blocks were evicted for {', '.join(largest)}{more}"
     return cost

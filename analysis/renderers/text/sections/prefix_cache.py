@@ -22,7 +22,7 @@ def lines(cache: PrefixCache, facts: Facts) -> Iterator[Line]:
         yield from _true_rate(true)
     yield from _vllm_rate(cache)
     if cache.skipped.lookups:
-        yield from row("May not read it", f"{cache.skipped.lookups:,} lookups, in neither rate")
+        yield from row("Skip the cache", f"{cache.skipped.lookups:,} lookups, in neither rate")
 
 
 def _true_rate(true: TrueRate) -> Iterator[Line]:

@@ -37,8 +37,8 @@ def lines(rent: Rent) -> Iterator[Line]:
     )
     if not rent.exact:
         yield from note(
-            "By request these are approximate: groups without full attention free blocks on the "
-            "way, and vLLM does not always tell whose."
+            "Figures by request are approximate: groups without full attention free blocks while "
+            "a request runs, and vLLM does not always say whose."
         )
 
 

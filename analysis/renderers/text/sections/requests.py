@@ -9,7 +9,7 @@ from analysis.renderers.text.layout import Line, note, row
 from analysis.requests.admission import Admission
 from analysis.requests.requests import Requests
 from analysis.summary import Summary
-from analysis.wording.formats import with_details
+from analysis.wording.formats import counted, with_details
 from analysis.wording.printable import abridged
 
 
@@ -22,8 +22,8 @@ def lines(summary: Summary) -> Iterator[Line]:
     steps = f"in {preemptions.steps:,} steps"
     if requests.preempted:
         steps += (
-            f"; of {requests.preempted:,} of the ended requests, "
-            f"of one of them {requests.most_preemptions:,}"
+            f"; they hit {requests.preempted:,} of the ended requests, "
+            f"one of them {counted(requests.most_preemptions, 'time')}"
         )
     yield from row("Preemptions", f"{preemptions.count:,}", steps)
     if requests.aborted:
@@ -42,8 +42,8 @@ def _admission(admission: Admission) -> Iterator[Line]:
         yield from row(
             "Preempts itself",
             f"{circling.times:,} times",
-            f"{abridged(circling.request_id)}, alone, has no room for its next chunk: it can never "
-            "run",
+            f"{abridged(circling.request_id)} has no room for its next chunk even alone: it can "
+            "never run",
         )
     if admission.never_admitted:
         of_all = f"of {admission.looked_up:,} that were looked up"

@@ -21,7 +21,7 @@ def lines(usage: Usage, bar: str) -> Iterator[Line]:
         return
     several = len(usage.pools) > 1
     if several:
-        yield from note(f"All {len(usage.pools)} pools together, each one's every second alike:")
+        yield from note(f"All {len(usage.pools)} pools together; a second counts the same in each:")
     held = (
         f"{percent(total.mean_while_held_pct)} while any block was held, "
         f"{share(total.held_share)} of the time"

@@ -20,7 +20,7 @@ def lines(waiting: Waiting, scheduler: Scheduler) -> Iterator[Line]:
     if not waiting.by_reason:
         return
     figure = f"{seconds(waiting.request_sec)} of all requests together"
-    how = f"up to {waiting.most:,} at once, in {seconds(waiting.waited_sec)} of the time"
+    how = f"up to {waiting.most:,} at once, during {seconds(waiting.waited_sec)}"
     yield from row("Waited", figure, how)
     reasons = list(waiting.by_reason.items())
     rows = [

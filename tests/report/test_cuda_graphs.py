@@ -331,7 +331,8 @@ class TestPage:
         assert [value for value in used["y"] if value is not None] == [70, 72]
         assert [value for value in busy["y"] if value is not None] == [50, 50]
         assert set(traces["total"]["y"]) == {80}
-        assert "At least 8.0 GiB was free at any time." in shown.inner_text("#used-memory figcaption")
+        said = shown.inner_text("#used-memory figcaption")
+        assert "At least 8.0 GiB was free at any time." in said
 
     def test_a_phone_needs_no_sideways_scrolling(self, opened: Opened, gpu: SessionBuilder) -> None:
         page = opened(gpu.folder / "report.html", width=360, has_touch=True, is_mobile=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of measures as people read them, by their unit; and the catalogue of them."""
+"""The values of measures as people read them, by their unit."""
 
 from __future__ import annotations
 

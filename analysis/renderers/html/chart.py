@@ -93,7 +93,7 @@ def bar_label(request_id: str) -> str:
 
 
 def axis(title: str, **more: Any) -> Figure:
-    """An axis with a title; whatever plotly knows of axes can be said with it."""
+    """An axis with a title; ``more``: other properties of plotly's axes."""
     return {"title": {"text": title}, "automargin": True, **more}
 
 

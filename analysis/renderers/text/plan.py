@@ -71,7 +71,7 @@ def _model(planned: Plan) -> Iterator[Line]:
 
 
 def _alike(groups: Sequence[Group]) -> list[tuple[Group, int]]:
-    """Groups without their like, and how often each is there."""
+    """Groups that differ, each with the number of groups like it."""
     found: dict[tuple[object, ...], list[Group]] = {}
     for one in groups:
         found.setdefault((one.kind, one.block_size, one.page_bytes, one.window), []).append(one)
@@ -178,8 +178,7 @@ def _block_sizes(found: Sequence[ByBlockSize]) -> Iterator[Line]:
         return
     rows = [
         (
-            f"{one.block_size}"
-            + (f" ({one.effective:,})" if one.effective != one.block_size else ""),
+            _size(one),
             byte_size(one.bytes_per_block),
             "n/a" if one.blocks is None else f"{one.blocks:,}",
             f"{one.length.blocks:,}",

@@ -148,7 +148,7 @@ def _waited(was: float | None, now: float | None) -> Iterator[Line]:
 
 
 _FAR, _FAR_SEC = 2.0, 0.001
-"""So many times as long and so much longer is not the same queue."""
+"""A queue that is so many times and so many seconds longer is another queue."""
 
 
 def _failures(found: Replayed) -> Iterator[Line]:

@@ -46,7 +46,7 @@ def charts(report: Report) -> Iterator[Chart]:
                 "y0": (per_row - 1) / 2,
                 "dy": per_row,
                 "z": [
-                    [_kept(*cell) for cell in zip(used, kept, strict=True)]
+                    [_kept_percent(*cell) for cell in zip(used, kept, strict=True)]
                     for used, kept in zip(found.used, found.kept, strict=True)
                 ],
                 "zmin": 0,
@@ -79,7 +79,7 @@ def charts(report: Report) -> Iterator[Chart]:
     yield Chart("block-map", heading, look, words, figure, over_time=True, height=460)
 
 
-def _kept(used: int, kept: int) -> int | None:
+def _kept_percent(used: int, kept: int) -> int | None:
     """Of what is known of a cell, the percentage in which its content was kept for reuse; None
     where most of it is not known."""
     both = used + kept

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who held blocks at the end, and whether any were held that no request held any more."""
+"""Who held blocks at the end, and which blocks leaked."""
 
 from __future__ import annotations
 

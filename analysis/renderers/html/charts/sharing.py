@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests share, and how much cache everything takes that was used lately."""
+"""What requests share, and how much cache the contents take that were used lately."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds blocks at the end, and whether any are held that no request holds any more."""
+"""Who holds blocks at the end, and which blocks leaked."""
 
 from __future__ import annotations
 

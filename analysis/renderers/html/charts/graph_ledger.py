@@ -114,7 +114,7 @@ def _limits(ledger: Ledger) -> str:
             "ones would)"
         )
     if ledger.estimate is not None and ledger.estimate.applied:
-        limits += ", but only as far as vLLM's estimate shrinks, too"
+        limits += ", but only if vLLM's estimate shrinks by as much"
     return limits
 
 

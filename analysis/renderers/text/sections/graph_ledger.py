@@ -70,7 +70,7 @@ def _unused(unused: Unused, *, applied: bool | None) -> Iterator[Line]:
             )
         ]
     if applied:
-        said.append("the KV cache gets them only as far as vLLM's estimate shrinks, too")
+        said.append("the KV cache gets them only if vLLM's estimate shrinks by as much")
     elif applied is False:
         said.append("no estimate was taken off the KV cache: it gets them if it asks for more")
     blocks = counted(unused.more_blocks, "KV block")

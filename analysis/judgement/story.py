@@ -24,7 +24,7 @@ _WHY = {
 
 
 def sentences(summary: Summary) -> Iterator[str]:
-    """The story, each sentence for itself."""
+    """The story, sentence by sentence."""
     yield from _usage(summary)
     yield from _prefix_cache(summary)
     yield from _evictions(summary)
@@ -99,7 +99,7 @@ def _preemptions(summary: Summary) -> Iterator[str]:
     tax = "" if preempted.tax is None else f", {share(preempted.tax)} of all that was computed"
     yield (
         f"Running requests were preempted {preempted.count:,} times, and "
-        f"{preempted.recomputed_tokens:,} tokens computed again for it{tax}."
+        f"{preempted.recomputed_tokens:,} tokens were computed again because of it{tax}."
     )
 
 
@@ -150,6 +150,6 @@ WAITED_FOR = {
     "lora": "a place for an adapter",
     "connector": "the KV connector",
     "paused": "an engine that was paused",
-    "not_known": "a reason that the tables do not tell",
+    "not_known": "a reason that the tables do not have",
 }
 """By the reasons of ``analysis.requests.waiting``."""

@@ -48,6 +48,11 @@ class Empty:
     at_end: float | None
     over_time: float | None
 
+    @property
+    def share(self) -> float | None:
+        """Over the requests' lives, or at their ends where only that is known."""
+        return self.at_end if self.over_time is None else self.over_time
+
 
 @dataclass(frozen=True)
 class Fragmentation:
@@ -87,7 +92,7 @@ def measure(session: Session, facts: Facts, usage: Usage) -> Fragmentation | Non
     slots = sums["blocks"] * size
     empties = {at: _empty(at, sums) for at in sizes}
     actual = Empty(size, _share(slots, sums["tokens"]), empties[size].over_time)
-    share = actual.at_end if actual.over_time is None else actual.over_time
+    share = actual.share
     return Fragmentation(
         requests=sums["requests"],
         slots=slots,

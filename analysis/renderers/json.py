@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was found, as JSON for programs. ``docs/json.md`` documents every key of a summary,
 ``docs/compare-and-check.md`` those of a comparison and of a check, ``docs/sweep.md`` a sweep's,
-``docs/whatif.md`` those of a simulation, ``docs/plan.md`` those of a plan.
+``docs/whatif.md`` those of a simulation and of a miss-ratio curve, ``docs/plan.md`` a plan's.
 
 The keys are the names of the dataclasses' fields. A figure that is not known, or of which there
 is none, is null; there is no NaN and no infinity.
@@ -54,8 +54,8 @@ def render(found: Found) -> str:
 
 def catalogue(measures: Sequence[Measure]) -> str:
     """The measures that there are, as one JSON list, indented."""
-    told = ("name", "unit", "better", "says")
-    return json.dumps([{key: getattr(one, key) for key in told} for one in measures], indent=2)
+    keys = ("name", "unit", "better", "says")
+    return json.dumps([{key: getattr(one, key) for key in keys} for one in measures], indent=2)
 
 
 def _plain(value: Any) -> Any:

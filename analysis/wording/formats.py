@@ -5,16 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-LONGEST_NAME = 120
-"""Characters of a name that a client chose, such as a request's id, that people are shown."""
-
-
-def abridged(text: str | None) -> str:
-    """The name, or its beginning and three dots: a client may choose one of 10,000 characters."""
-    if text is None:
-        return "n/a"
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
-
 
 def percent(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f} %"
@@ -49,7 +39,13 @@ def duration(value: float) -> str:
     return f"{hours} h {minutes:02} min {rest:02} s" if hours else f"{minutes} min {rest:02} s"
 
 
-def byte_size(size: float) -> str:
+def number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:,.0f}"
+
+
+def byte_size(size: float | None) -> str:
+    if size is None:
+        return "n/a"
     value = float(size)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
@@ -58,9 +54,15 @@ def byte_size(size: float) -> str:
     return f"{value:.1f} GiB"
 
 
-def stretches(numbers: Sequence[int]) -> str:
+def with_details(figure: str | None, details: Sequence[str | None]) -> str:
+    """The figure with those of the details that are known, in brackets."""
+    known = ", ".join(filter(None, details))
+    return " ".join(filter(None, [figure or "unknown", f"({known})" if known else ""]))
+
+
+def ranges(numbers: Sequence[int]) -> str:
     """Growing numbers, those at an even distance as one: ``1, 2, 4, 8 to 248 by 8, 256``."""
-    told, at = [], 0
+    parts, at = [], 0
     while at < len(numbers):
         end = at + 1
         while end + 1 < len(numbers) and (
@@ -68,10 +70,10 @@ def stretches(numbers: Sequence[int]) -> str:
         ):
             end += 1
         if end - at < 3:
-            told.append(f"{numbers[at]:,}")
+            parts.append(f"{numbers[at]:,}")
             at += 1
             continue
         step = numbers[end] - numbers[end - 1]
-        told.append(f"{numbers[at]:,} to {numbers[end]:,}" + (f" by {step:,}" if step > 1 else ""))
+        parts.append(f"{numbers[at]:,} to {numbers[end]:,}" + (f" by {step:,}" if step > 1 else ""))
         at = end + 1
-    return ", ".join(told)
+    return ", ".join(parts)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of measures as people read them, by their unit; and the catalogue of them."""
+"""The values of measures as people read them, by their unit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from analysis.judgement.comparison import Change
 from analysis.wording.formats import byte_size, percent, seconds, share
 
-NOTHING_DIFFERS = "Nothing that was recorded: what differs below is what two runs of it differ by."
+NOTHING_DIFFERS = "Nothing that was recorded: two sessions of one configuration differ like this."
 """Of two sessions' configurations."""
 
 NONE = "-"
@@ -31,30 +30,30 @@ def exact(value: float, unit: str) -> str:
     return f"{shown:.6g} {mark}" if mark in ("%", "s") else f"{_whole(value) or f'{shown:.6g}'}"
 
 
-def absolute(change: Change, unit: str) -> str:
+def change(absolute: float | None, relative: float | None, unit: str) -> str:
     """The change in the measure's unit; of percentages, in points."""
-    if change.absolute is None:
+    if absolute is None:
         return ""
-    if _is_none(change):
+    if _is_none(absolute, relative):
         return "none"
-    sign = "-" if change.absolute < 0 else "+"
-    size = abs(change.absolute)
+    sign = "-" if absolute < 0 else "+"
+    size = abs(absolute)
     if unit in ("share", "%"):
         return f"{sign}{100 * size if unit == 'share' else size:.2f} points"
     return f"{sign}{figure(size, unit)}"
 
 
-def relative(change: Change) -> str:
-    """The change as a share of the baseline's value; of no change, none."""
-    if change.relative is None or _is_none(change):
+def relative_change(absolute: float | None, relative: float | None) -> str:
+    """The change as a share of the baseline's value; empty where there is no change."""
+    if relative is None or _is_none(absolute, relative):
         return ""
-    per_cent = 100 * change.relative
+    per_cent = 100 * relative
     return f"{per_cent:+,.1f} %" if abs(per_cent) >= 0.1 else f"{per_cent:+.1g} %"
 
 
-def _is_none(change: Change) -> bool:
-    """No change, or one that is within what a clock tells."""
-    return not change.absolute or (change.relative is not None and abs(change.relative) < 1e-6)
+def _is_none(absolute: float | None, relative: float | None) -> bool:
+    """No change, or one smaller than a clock can measure."""
+    return not absolute or (relative is not None and abs(relative) < 1e-6)
 
 
 def _number(value: float) -> str:

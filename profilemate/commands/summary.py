@@ -46,7 +46,7 @@ def summary(options: SummaryOptions) -> int:
       2   no such session, the session cannot be read, or a wrong option
     """
     from analysis import summarize
-    from analysis.renderers import text
+    from analysis.renderers.text import summary as text
 
     with status("reading the session"):
         found = summarize(opened(options.session, options.after, options.requests_after))

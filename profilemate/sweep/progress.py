@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.renderers.text.layout import printable
 from analysis.wording.formats import duration
+from analysis.wording.printable import printable
 
 _LONGEST_NAME = 60
 

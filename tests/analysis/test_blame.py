@@ -5,7 +5,7 @@ import pytest
 
 from analysis import Summary, open_session, summarize
 from analysis.prefix.blame import Content
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import request, swept
 
@@ -95,8 +95,8 @@ def test_it_is_said_in_words(session: SessionBuilder) -> None:
         "Recomputed 32 tokens evicted for 1 request",
         "S 3 2 32 1 2.00 s",
         "One-off prompts 1 evicted 3 blocks (48 tokens)",
-        "2 of these were asked for again: 100.00 % of the recomputed tokens",
-        "2 of those had been used by two requests or more before",
+        "2 of the evicted ones were asked for again: 100.00 % of the recomputed tokens",
+        "2 of these had been used by two requests or more before",
         "Tokens 16 to 48 of 1 prompt (content 3) were evicted and computed again: 32 tokens",
         "Regretted 2 (40.00 %) asked for again by 1 request",
         "Back too late 33.33 % of 9 blocks asked for again",

@@ -149,7 +149,7 @@ class TestUnused:
         assert ledger.unused.more_blocks_most == (400 + 62 * 3) // 2
         text = one_line(text_of(session))
         assert "Never replayed 63 graphs 586.0 MiB and 31.50 s on worker 0" in text
-        assert "Without these 91 KV blocks more up to 293 with those captured first of each" in text
+        assert "Without these 91 KV blocks more up to 293 if the graphs captured first" in text
         assert "estimate" not in text
         section = text_of(session).partition("The graph ledger\n")[2].partition("\n\n")[0]
         assert len(section.splitlines()) < 20

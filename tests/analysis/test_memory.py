@@ -53,7 +53,7 @@ class TestStartUp:
             "- activations 4.0 GiB at the peak of a trial run - not by torch 1.0 GiB "
             "- graphs, estimated 2.0 GiB = for the KV cache 49.0 GiB "
             "KV cache made of 49.0 GiB in 25,088 blocks "
-            "Graphs, measured 1.0 GiB after all of this was given away"
+            "Graphs, measured 1.0 GiB after all of this was allocated"
         )
 
     @pytest.mark.parametrize(

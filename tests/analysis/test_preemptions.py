@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import Summary, open_session, summarize
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from analysis.requests.preemptions import ByItself
 from tests.analysis.builder import SessionBuilder
 
@@ -102,7 +102,7 @@ def test_the_bill_of_one_preemption(session: SessionBuilder) -> None:
     assert "Recompute tax 20.00 % 47 of 235 computed tokens had been computed before" in rendered
     assert (
         "victim, preempted at 3.00 s, lost 3.50 s and computed 47 of 79 tokens again; room was "
-        "made for taker. Blocks of it were evicted for taker 2, other 1"
+        "made for taker. Some of its blocks were evicted for taker 2, other 1"
     ) in rendered
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from analysis import open_session, series, summarize
-from analysis.renderers import json, text
+from analysis.renderers import json
 from analysis.renderers.html import page as html
+from analysis.renderers.text import summary as text
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.analysis.stories import swept
 from tests.analysis.test_prefix_cache import eight_alike, waiting_and_preempted

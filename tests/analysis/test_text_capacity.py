@@ -12,8 +12,8 @@ from analysis import open_session
 from analysis.pool.fragmentation import Empty, Fragmentation
 from analysis.pool.holders import Holder, Holders, Suspect
 from analysis.pool.pressure import BANDS
-from analysis.renderers.text import fragmentation, holders, scheduling, waiting
 from analysis.renderers.text.layout import Line
+from analysis.renderers.text.sections import fragmentation, holders, scheduling, waiting
 from analysis.requests.scheduling import PerStep, Pressure, Scheduling
 from analysis.requests.waiting import Reason, Waiting
 from analysis.stats.spread import Spread
@@ -54,7 +54,7 @@ def test_the_largest_reasons_and_the_rest(session: SessionBuilder) -> None:
         10, 4, 3, {name: Reason(2, 0.2, 25) for name in ("lora", "paused", *REASONS[:3])}
     )
     text = said(waiting.lines(found, limits(session)))
-    assert "Waited 10.00 s of all requests together up to 3 at once, in 4.00 s of the time" in text
+    assert "Waited 10.00 s of all requests together up to 3 at once, during 4.00 s" in text
     assert "No slot for its adapter (100,000,000) 2.00 s 20.00 % 75.00 %" in text
     assert text.endswith("1 other reason 2.00 s 20.00 %")
     assert said(waiting.lines(Waiting(0, 0, 0, {}), limits(session))) == ""
@@ -73,7 +73,7 @@ def test_holders() -> None:
         suspects=(Suspect(LONG, 0, MANY, 0),) * 5,
     )
     text = said(holders.lines(found))
-    assert "200,000,000 with shared ones counted for each" in text
+    assert "200,000,000 if shared blocks count for each" in text
     assert "Leaked at least 100,000,000 blocks" in text
     assert text.count("chatcmpl-") == 2 * holders.SHOWN
     assert said(holders.lines(replace(found, held_blocks=0))) == ""

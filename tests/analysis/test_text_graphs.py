@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from analysis.wording.formats import stretches
+from analysis.wording.formats import ranges
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import SETUP, captured, eager, full, on_the_gpu, ran, replayed, set_up
 from tests.analysis.test_memory import RITUAL
@@ -72,4 +72,4 @@ def test_what_is_left_out_is_said(session: SessionBuilder) -> None:
     ],
 )
 def test_sizes_at_an_even_distance_are_one(numbers: Sequence[int], words: str) -> None:
-    assert stretches(numbers) == words
+    assert ranges(numbers) == words

@@ -11,7 +11,7 @@ import typer
 
 from analysis import Session, SessionError, Summary, open_session, summarize
 from analysis.pool.usage import PoolUsage
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from profilemate.commands.shared.values import seconds
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke

@@ -10,7 +10,7 @@ import pytest
 
 from analysis import open_session, summarize
 from analysis.prefix.miss_summary import Missed, MissReasons
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from tests.analysis.builder import METADATA, SessionBuilder
 
 
@@ -119,7 +119,7 @@ def test_more_blocks_than_hold_everything_are_of_no_use(session: SessionBuilder)
     assert (short.more_blocks_p50, short.more_blocks_max, short.bounded) == (5, 5, 2)
     assert summary.misses.costliest[0].more_blocks == 5
     said = " ".join(text.render(summary).split())
-    assert "For 2 blocks that is what holds every content of the session beside" in said
+    assert "For 2 blocks that is the most that can be of use: a pool that holds" in said
     # What a request that has not ended computed is not known.
     session.lookups(lookup("e", 11, 1))
     assert (missed(session).short.more_blocks_max, missed(session).short.bounded) == (7, 0)

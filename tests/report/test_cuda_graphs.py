@@ -331,7 +331,8 @@ class TestPage:
         assert [value for value in used["y"] if value is not None] == [70, 72]
         assert [value for value in busy["y"] if value is not None] == [50, 50]
         assert set(traces["total"]["y"]) == {80}
-        assert "The least that was free is 8.0 GiB." in shown.inner_text("#used-memory figcaption")
+        said = shown.inner_text("#used-memory figcaption")
+        assert "At least 8.0 GiB was free at any time." in said
 
     def test_a_phone_needs_no_sideways_scrolling(self, opened: Opened, gpu: SessionBuilder) -> None:
         page = opened(gpu.folder / "report.html", width=360, has_touch=True, is_mobile=True)
@@ -441,7 +442,7 @@ def test_what_is_not_known_is_not_unused(session: SessionBuilder) -> None:
     assert [(part.name, part.values) for part in figure.parts] == [("KV cache", [50 * GIB])]
     set_up(session, memory={"worker": 0})
     found = charts_of(session)["start-up"]
-    assert (found.figure, found.words) == (None, "The workers did not tell all of it.")
+    assert (found.figure, found.words) == (None, "The workers did not report all of it.")
 
 
 def test_many_workers_and_gpus(session: SessionBuilder) -> None:

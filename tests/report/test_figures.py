@@ -12,7 +12,7 @@ import tomllib
 from plotly import graph_objects
 
 from analysis import open_session, series, summarize
-from analysis.renderers.html import chart, page, parts
+from analysis.renderers.html import chart, elements, page
 from analysis.renderers.html.report import Report
 from tests.analysis.builder import SessionBuilder
 from tests.report.conftest import ROOT
@@ -60,7 +60,7 @@ def test_a_wheel_has_what_the_page_is_made_of() -> None:
 def test_no_tag_can_begin_in_the_data() -> None:
     hostile = {"data": [{"text": "</script><!--<script>&"}]}
     part = chart.Chart("key", "", "", "", hostile)
-    data = parts.data([chart.Section("", "", [part])])
+    data = elements.data([chart.Section("", "", [part])])
     assert not set("<>&") & set(data)
     assert json.loads(data)["key"]["data"] == hostile["data"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from analysis.wording.formats import abridged
+from analysis.wording.printable import abridged
 from tests.analysis.builder import SessionBuilder
 from tests.report.conftest import made, run
 from tests.report.opened import Opened

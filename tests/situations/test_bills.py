@@ -34,7 +34,7 @@ def test_the_recompute_tax_has_a_victim_and_a_taker(bench: Bench) -> None:
     assert "Recompute tax 14.10 % 32 of 227 computed tokens had been computed before" in said
     assert (
         "b, preempted at 180.0 ms, lost 320.0 ms and computed 32 of 80 tokens again; room was "
-        "made for a. Blocks of it were evicted for a 2"
+        "made for a. Some of its blocks were evicted for a 2"
     ) in said
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import analysis
 from analysis.pool.evictions import Evicted
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from tests.situations.bench import Bench, Engine
 from tests.support.scheduler import full_attention, sliding_window, tokens
 
@@ -120,8 +120,8 @@ def test_a_one_off_prompt_sweeps_the_system_prompt_out(bench: Bench) -> None:
     (content,) = blame.contents
     assert (content.begin_token, content.end_token, content.misses) == (0, 64, 1)
     assert (
-        "One-off prompts 1 evicted 6 blocks (96 tokens), and nobody asked for theirs. 4 of these "
-        "were asked for again: 100.00 % of the recomputed tokens"
+        "One-off prompts 1 evicted 6 blocks (96 tokens), and nobody asked for their own blocks "
+        "again. 4 of the evicted ones were asked for again: 100.00 % of the recomputed tokens"
     ) in said
     assert "scan 6 4 64 1 1.00 s" in said
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis import open_session, summarize
 from analysis.prefix.miss_summary import Missed
-from analysis.renderers import text
+from analysis.renderers.text import summary as text
 from analysis.summary import Summary
 from profilemate import collector
 from tests.kv.recording import Clock, found, hooks_only
@@ -143,7 +143,7 @@ def test_two_tenants_of_which_one_puts_the_time_in_front(bench: Bench) -> None:
     timed_family = next(f for f in summary.families.largest if f.example.startswith("timed"))
     assert (timed_family.requests, timed_family.continuations) == (20, 20)
     assert (timed_family.shared_tokens, timed_family.part_before) == (32, 48)
-    assert "20 prompts share their first 32 tokens and part before token 48, 20 ways" in said
+    assert "20 prompts share their first 32 tokens and part in 20 ways before token 48" in said
     assert "If what differs there is a date, an id or a name, move it to the end." in said
 
 

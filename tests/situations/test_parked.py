@@ -63,7 +63,7 @@ def test_a_preemption_is_put_off(bench: Bench) -> None:
     assert found.parked.put_off_sec == pytest.approx(0.01)
     assert found.costliest[0].preempted_sec == 0.188
     assert found.costliest[0].made_room_for == "a"
-    assert "Put off 1 step (10.0 ms) had no free block, and nobody to preempt whose" in said
+    assert "Put off 1 step (10.0 ms) found no free block, and no request to" in said
 
 
 def test_parked_blocks_come_free_steps_later(bench: Bench) -> None:

@@ -181,7 +181,9 @@ def test_other_prompts_are_named(tmp_path: Path) -> None:
     results = found.read()
     assert results.baseline is not None
     assert results.baseline.same_prompts is False
-    assert "They are not those of every run" in " ".join(text.render(results).split())
+    assert "Not every run's session has prompts of these lengths" in " ".join(
+        text.render(results).split()
+    )
 
 
 def test_other_work_on_the_machine_is_named(tmp_path: Path) -> None:

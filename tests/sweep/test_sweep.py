@@ -102,7 +102,7 @@ def test_without_a_benchmarks_words_the_speed_is_from_the_session(shell: Shell) 
     # 4 x 10 tokens from second 0, the first arrival, to second 5, the last end.
     assert result["figures"]["output_tokens_per_sec"] == 8
     assert result["figures"]["total_tokens_per_sec"] == 32
-    assert "Tokens a second are from the sessions" in done.stdout
+    assert "Tokens a second come from the sessions" in done.stdout
 
 
 def test_a_failing_run_is_named_and_ends_nothing(shell: Shell) -> None:

@@ -20,7 +20,7 @@ from analysis.tables.session import open_session
 from analysis.whatif import fast
 from analysis.whatif.curve import Curve, Verdict
 from analysis.whatif.workload import of_session, read_workload
-from analysis.wording.curve_words import sentences
+from analysis.wording.miss_ratio_curve import sentences
 from tests.analysis.builder import SessionBuilder
 
 GIB = 2**30

@@ -215,8 +215,8 @@ def outcome(engine: Any, label: str, hits: int, **more: Any) -> Outcome:
     )
 
 
-def test_the_text_says_what_is_measured_and_what_replayed() -> None:
-    replayed = outcome(
+def test_the_text_says_what_is_measured_and_what_simulated() -> None:
+    simulated = outcome(
         "exact",
         "2x blocks",
         4_000,
@@ -237,15 +237,15 @@ def test_the_text_says_what_is_measured_and_what_replayed() -> None:
             notes=("something was not recorded",),
             measured=outcome("measured", "as it ran", 2_500),
             baseline=outcome("exact", "as recorded", 2_512),
-            outcomes=(replayed,),
+            outcomes=(simulated,),
             failures=(Failure("1 seqs", "ValueError: no"),),
         )
     )
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     for line in (
         "as it ran measured 999 25.00 % 500",
-        "as recorded replayed 999 25.12 % 500",
-        "2x blocks replayed 999 40.00 % 500",
+        "as recorded simulated 999 25.12 % 500",
+        "2x blocks simulated 999 40.00 % 500",
         "2x blocks 7 1,234 88 500.0 ms n/a",
         "2x blocks: 2 requests can never fit into the pool, and took no part.",
         "- something was not recorded",
@@ -253,7 +253,7 @@ def test_the_text_says_what_is_measured_and_what_replayed() -> None:
     ):
         assert line in lines, shown
     flowing = " ".join(lines)
-    assert "42 requests on 2 engines, replayed through vLLM 0.33.0's own scheduler" in flowing
+    assert "42 requests on 2 engines, simulated through vLLM 0.33.0's own scheduler" in flowing
     assert "recorded with 0.32.0. A step takes 8.0 ms + 25 us a prefill token on" in flowing
     assert "has a hit rate 0.12 points above that of the session, and +0.0 % evictions" in flowing
     assert max(map(len, shown.splitlines())) <= 80
@@ -262,10 +262,10 @@ def test_the_text_says_what_is_measured_and_what_replayed() -> None:
 @pytest.mark.parametrize(
     ("was", "now", "says"),
     [
-        (0.1, 0.15, "Requests wait 150.0 ms on average in it, and waited 100.0 ms."),
-        (0.0007, 1.14, "waited 700 us: its queue times are no more than a guess."),
-        (1.14, 0.0, "wait 0 us on average in it, and waited 1.14 s: its queue times are no more"),
-        (0.0, 0.0005, "Requests wait 500 us on average in it, and waited 0 us."),
+        (0.1, 0.15, "Requests wait 150.0 ms on average in the simulation, and waited 100.0 ms in"),
+        (0.0007, 1.14, "700 us in the session: the simulated queue times are no more than"),
+        (1.14, 0.0, "and waited 1.14 s in the session: the simulated queue times are"),
+        (0.0, 0.0005, "Requests wait 500 us on average in the simulation, and waited 0 us in"),
     ],
 )
 def test_queues_that_are_far_from_the_recorded_ones_are_told(

@@ -19,7 +19,8 @@ from analysis.judgement.advice.thresholds import (
 )
 from analysis.pool.usage import blocks_by_engine
 from analysis.summary import Advice, Summary
-from analysis.wording.formats import abridged, byte_size, seconds, share
+from analysis.wording.formats import byte_size, seconds, share
+from analysis.wording.printable import abridged
 
 _FOR_HOST_MEMORY_BYTES = 2**30
 """Less than this is had on the GPU more easily than by offloading to the host."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from analysis.judgement.advice.thresholds import FEW, MOST, MUCH
 from analysis.summary import Advice, Summary
-from analysis.wording.formats import abridged, share
+from analysis.wording.formats import share
+from analysis.wording.printable import abridged
 
 
 def same_engine(summary: Summary) -> Advice | None:

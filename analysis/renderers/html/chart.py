@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a chart is made of, and the pieces that the charts have in common.
+"""What a chart is made of, and what the charts have in common.
 
 A chart is a plotly.js figure as a plain dictionary, with words around it that say the same. Colours
 are names of the page's style sheet ("var(--held)"), which the page's script looks up, so that a
@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.renderers.text.layout import printable
 from analysis.series.bins import Bins
+from analysis.wording.printable import printable, shortened
 
 Figure = dict[str, Any]
 
 SECONDS = "seconds since the session began"
+LONGEST_LABEL = 60
+"""Characters of a request's id beside its bar."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part of every bar: its name, a value for each bar, and its colour."""
+class Segment:
+    """One segment of every bar: its name, a value for each bar, and its colour."""
 
     name: str
     values: Sequence[float]
@@ -40,12 +42,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars, the first on top: for each a label and its figure as text, and the parts
-    that it consists of. ``unit``: what the lengths stand for; ``mark``: a value to show across."""
+    """Horizontal bars, the first on top: for each a label and its figure as text, and the
+    segments that it consists of. ``unit``: what the lengths stand for; ``mark``: a value to show
+    across."""
 
     labels: Sequence[str]
     texts: Sequence[str]
-    parts: Sequence[Part]
+    segments: Sequence[Segment]
     unit: str
     mark: float | None = None
 
@@ -84,8 +87,13 @@ def safe(text: str) -> str:
     return html.escape(printable(text), quote=False)
 
 
+def bar_label(request_id: str) -> str:
+    """A request's id, as long as it fits beside its bar."""
+    return shortened(request_id, LONGEST_LABEL)
+
+
 def axis(title: str, **more: Any) -> Figure:
-    """An axis with a title; whatever plotly knows of axes can be said with it."""
+    """An axis with a title; ``more``: other properties of plotly's axes."""
     return {"title": {"text": title}, "automargin": True, **more}
 
 

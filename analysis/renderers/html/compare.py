@@ -10,10 +10,10 @@ from string import Template
 from analysis.judgement.comparison import NAMES, SAME, Comparison, Row, Setting
 from analysis.judgement.measures import by_name
 from analysis.renderers.html.frame import asset, policy
-from analysis.renderers.text.layout import printable
 from analysis.summary import About
 from analysis.wording import measures
-from analysis.wording.formats import duration
+from analysis.wording.printable import printable
+from analysis.wording.session import window
 
 
 def render(found: Comparison) -> str:
@@ -37,12 +37,11 @@ def _text(text: str) -> str:
 
 
 def _session(name: str, about: About) -> str:
-    window = duration(about.duration_sec - about.begin_sec)
-    warm_up = f" after {duration(about.begin_sec)} of warm-up" if about.begin_sec else ""
+    length = window(about.duration_sec, about.begin_sec)
     baseline = ", the baseline" if name == NAMES[0] else ""
     return (
         f"<dt><b>{name}</b> {_text(about.session_id)}{baseline}</dt>"
-        f"<dd><code>{_text(about.directory)}</code><br>{window}{warm_up}, {about.state}</dd>"
+        f"<dd><code>{_text(about.directory)}</code><br>{length}, {about.state}</dd>"
     )
 
 
@@ -86,8 +85,8 @@ def _measure(row: Row) -> str:
     for value, change in zip(others, row.changes, strict=True):
         cells += [
             measures.figure(value, row.unit),
-            measures.absolute(change, row.unit),
-            measures.relative(change),
+            measures.change(change.absolute, change.relative, row.unit),
+            measures.relative_change(change.absolute, change.relative),
             f'<span class="{change.verdict}">{change.verdict}</span>' if change.verdict else "",
         ]
     direction = f" {row.better.capitalize()} is better." if row.better else ""

@@ -15,7 +15,7 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-from analysis.renderers.html import parts
+from analysis.renderers.html import elements
 from analysis.renderers.html.chart import Section
 
 
@@ -28,11 +28,11 @@ def framed(title: str, skip: str, links: str, sections: Sequence[Section], main:
     return Template(asset("frame.html")).substitute(
         policy=policy(plotly, script),
         style=asset("page.css"),
-        title=parts.text(title),
+        title=elements.text(title),
         skip=skip,
         links=links,
         main=main,
-        data=parts.data(sections),
+        data=elements.data(sections),
         plotly=plotly,
         script=script,
     )

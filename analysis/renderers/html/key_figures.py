@@ -41,7 +41,7 @@ def figures(summary: Summary) -> Iterator[KeyFigure]:
     ceiling = summary.misses.ceiling
     if ceiling is not None:
         key = "misses.ceiling"
-        yield KeyFigure("of them at most could have been", key, ceiling, share(ceiling))
+        yield KeyFigure("of prompt tokens at most could have been", key, ceiling, share(ceiling))
     yield _count("blocks evicted", "evictions.total.blocks", evicted.blocks)
     recomputed = summary.misses.recomputed_tokens
     yield _count("tokens recomputed after eviction", "misses.recomputed_tokens", recomputed)

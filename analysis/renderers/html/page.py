@@ -7,34 +7,39 @@ from collections.abc import Callable, Iterable
 from string import Template
 
 from analysis.judgement.story import sentences
-from analysis.renderers.html import (
-    about,
+from analysis.renderers.html import elements, key_figures
+from analysis.renderers.html.chart import Chart, Section
+from analysis.renderers.html.charts import (
+    ages,
+    blame,
     block_map,
-    costs,
+    capture_sizes,
     cuda_graphs,
+    depths,
     evictions,
     families,
     fragmentation,
+    gpu_memory,
     graph_ledger,
     holders,
-    key_figures,
-    memory,
     miss_ratio_curve,
     misses,
-    parts,
-    pool,
+    preemptions,
     prefix_cache,
-    regret,
-    requests,
-    reuse,
+    rent,
+    scheduling,
+    sharing,
+    start_up,
     steps,
+    timeline,
+    usage,
     waiting,
 )
-from analysis.renderers.html.chart import Chart, Section
 from analysis.renderers.html.frame import asset, framed
 from analysis.renderers.html.report import Report
 from analysis.series import Series
 from analysis.summary import Summary
+from analysis.wording import session as words
 
 Charts = Callable[[Report], Iterable[Chart]]
 
@@ -44,44 +49,59 @@ def render(summary: Summary, series: Series) -> str:
     report = Report(summary, series)
     sections = sections_of(report)
     session = summary.session
+    facts = words.facts(summary.facts, summary.usage, session.started_at, session.duration_sec)
     notes = [f"Warning: {warning}." for warning in summary.warnings]
     if session.state != "complete":
-        state = "Still running" if session.state == "running" else "Cut off"
-        notes.insert(0, f"{state}: {session.note or ''}")
+        notes.insert(0, f"{words.unfinished(session.state)}: {session.note or ''}")
     content = Template(asset("page.html")).substitute(
-        title=parts.text(session.session_id),
-        directory=parts.text(session.directory),
-        notes=parts.paragraphs(notes, "note"),
-        story=parts.paragraphs(sentences(summary)),
-        advice=parts.advice(summary.advice),
-        figures=parts.figures(key_figures.figures(summary)),
-        sections="\n".join(parts.section(section) for section in sections),
-        facts=parts.facts(about.rows(summary)),
+        title=elements.text(session.session_id),
+        directory=elements.text(session.directory),
+        notes=elements.paragraphs(notes, "note"),
+        story=elements.paragraphs(sentences(summary)),
+        advice=elements.advice(summary.advice),
+        figures=elements.figures(key_figures.figures(summary)),
+        sections="\n".join(elements.section(section) for section in sections),
+        facts=elements.facts([*facts, words.cost(summary.cost)]),
     )
-    links = parts.links(sections) + '\n<a href="#about">About</a>'
+    links = elements.links(sections) + '\n<a href="#about">About</a>'
     return framed(session.session_id, "Skip to the report", links, sections, content)
 
 
 def sections_of(report: Report) -> list[Section]:
-    """The page, top to bottom. A chart that is new is one more module, and its name here."""
+    """The page, top to bottom. A new chart is one more module, and its name here."""
     layout: tuple[tuple[str, str, tuple[Charts, ...]], ...] = (
-        ("pool", "KV cache", (pool.charts, block_map.charts, holders.charts, fragmentation.charts)),
+        (
+            "pool",
+            "KV cache",
+            (usage.charts, block_map.charts, holders.charts, fragmentation.charts),
+        ),
         (
             "prefix-cache",
             "Prefix cache",
             (
                 prefix_cache.charts,
+                depths.charts,
                 misses.charts,
                 miss_ratio_curve.charts,
-                reuse.charts,
+                sharing.stretches,
+                ages.charts,
+                sharing.working_sets,
                 families.charts,
             ),
         ),
-        ("evictions", "Evictions", (evictions.charts, regret.charts)),
-        ("requests", "Requests", (requests.charts, waiting.charts, costs.charts)),
+        ("evictions", "Evictions", (evictions.charts, blame.charts)),
+        (
+            "requests",
+            "Requests",
+            (timeline.charts, waiting.charts, scheduling.charts, preemptions.charts, rent.charts),
+        ),
         ("scheduler", "Scheduler", (steps.charts,)),
-        ("cuda-graphs", "CUDA graphs", (cuda_graphs.charts, graph_ledger.charts)),
-        ("gpu-memory", "GPU memory", (memory.charts,)),
+        (
+            "cuda-graphs",
+            "CUDA graphs",
+            (cuda_graphs.charts, capture_sizes.charts, graph_ledger.charts),
+        ),
+        ("gpu-memory", "GPU memory", (start_up.charts, gpu_memory.charts)),
     )
     sections = (
         Section(key, heading, [chart for charts in drawn for chart in charts(report)])

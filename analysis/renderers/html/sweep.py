@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from string import Template
 
-from analysis.renderers.html import parts
+from analysis.renderers.html import elements
 from analysis.renderers.html.chart import Chart, Figure, Section, Table, axis, count_axis, safe
 from analysis.renderers.html.frame import asset, framed
 from analysis.sweep import FIGURES, Combination, Repeated, Sweep
 from analysis.sweep import Figure as Compared
 from analysis.wording.measures import NONE
 from analysis.wording.measures import figure as shown
+from analysis.wording.sweep import combination
 
 _COLOURS = ("held", "cached", "green", "purple", "regret", "free")
 _DASHES = ("solid", "dot", "dash", "dashdot")
@@ -22,16 +23,16 @@ _BASELINE = "Hugging Face baseline"
 def render(found: Sweep) -> str:
     """The page."""
     section = Section("figures", "Figures", list(charts(found)))
-    told = [*found.doubts, *found.notes]
+    notes = [*found.doubts, *found.notes]
     if found.no_best is not None:
-        told.insert(0, f"No setting is called the best: {found.no_best}.")
+        notes.insert(0, f"No setting is called the best: {found.no_best}.")
     content = Template(asset("sweep.html")).substitute(
-        command=parts.text(" ".join(found.command)),
-        directory=parts.text(found.directory),
-        notes=parts.paragraphs(told, "note"),
-        sections=parts.section(section),
+        command=elements.text(" ".join(found.command)),
+        directory=elements.text(found.directory),
+        notes=elements.paragraphs(notes, "note"),
+        sections=elements.section(section),
     )
-    return framed("Sweep", "Skip to the charts", parts.links([section]), [section], content)
+    return framed("Sweep", "Skip to the charts", elements.links([section]), [section], content)
 
 
 def charts(found: Sweep) -> Iterator[Chart]:
@@ -59,8 +60,8 @@ def _chart(found: Sweep, compared: Compared, along: str | None) -> Chart:
     most = max(known, key=lambda each: each.figures[name].median)
     repeats = "the median of the repeats, with the least and the most" if found.repeats > 1 else ""
     words = (
-        f"From {_value(least.figures[name], compared)} ({_words(least)}) to "
-        f"{_value(most.figures[name], compared)} ({_words(most)})."
+        f"From {_value(least.figures[name], compared)} ({combination(least.settings)}) to "
+        f"{_value(most.figures[name], compared)} ({combination(most.settings)})."
     )
     if base is not None:
         words += f" {_BASELINE}: {_value(base, compared)}."
@@ -73,7 +74,7 @@ def _chart(found: Sweep, compared: Compared, along: str | None) -> Chart:
         table=Table(
             ("setting", "median", "min", "max"),
             [
-                *(_row(_words(each), each.figures[name], compared) for each in known),
+                *(_row(combination(each.settings), each.figures[name], compared) for each in known),
                 *([_row(_BASELINE, base, compared)] if base is not None else []),
             ],
         ),
@@ -150,10 +151,6 @@ def _place(each: Combination, along: str | None) -> str:
 def _others(each: Combination, along: str | None) -> str:
     others = (f"{name}={value}" for name, value in each.settings.items() if name != along)
     return safe(" ".join(others)) or "sweep"
-
-
-def _words(each: Combination) -> str:
-    return " ".join(f"{name}={value}" for name, value in each.settings.items()) or "no settings"
 
 
 def _row(label: str, figure: Repeated, compared: Compared) -> Sequence[str]:

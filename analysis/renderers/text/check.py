@@ -42,10 +42,10 @@ def _layout(found: Checked) -> Iterator[Line]:
         )
     count = len(found.results)
     if failed:
-        told = f"{len(failed)} of {count} rules failed"
+        verdict = f"{len(failed)} of {count} rules failed"
     else:
-        told = f"{count} rules passed" if count != 1 else "1 rule passed"
-    yield ((f"{found.session.session_id}: {told}", "warning" if failed else "good"),)
+        verdict = f"{count} rules passed" if count != 1 else "1 rule passed"
+    yield ((f"{found.session.session_id}: {verdict}", "warning" if failed else "good"),)
 
 
 def _value(result: Result) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from analysis.judgement.comparison import NAMES, SAME, Comparison, Row, Setting
-from analysis.renderers.text.layout import WIDTH, Line, note, printable, section, table, wrapped
+from analysis.renderers.text.layout import WIDTH, Line, note, section, table, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.summary import About
 from analysis.wording import measures
-from analysis.wording.formats import duration
+from analysis.wording.printable import printable
+from analysis.wording.session import window
 
 
 def write(found: Comparison, out: TextIO) -> None:
@@ -37,9 +38,8 @@ def _session(name: str, about: About, *, is_baseline: bool) -> Iterator[Line]:
     baseline = "  (the baseline)" if is_baseline else ""
     yield ((f"{name}  ", "label"), (about.session_id, "title"), (baseline, "label"))
     yield ((f"   {about.directory}", "label"),)
-    window = duration(about.duration_sec - about.begin_sec)
-    warm_up = f" after {duration(about.begin_sec)} of warm-up" if about.begin_sec else ""
-    yield ((f"   {window}{warm_up}, {about.state}", "label"),)
+    length = window(about.duration_sec, about.begin_sec)
+    yield ((f"   {length}, {about.state}", "label"),)
 
 
 def _configuration(settings: Sequence[Setting]) -> Iterator[Line]:
@@ -69,8 +69,8 @@ def _pair(rows: Sequence[Row], doubts: Sequence[str], number: int) -> Iterator[L
     yield from table(("", NAMES[0], NAMES[number], "change", "", ""), cells)
     if not doubts:
         yield from note(
-            f"Better or worse is said of measures that have a direction; a change of up to "
-            f"{100 * SAME:g} % is the same."
+            "A measure that has no direction is neither better nor worse; a change of up to "
+            f"{100 * SAME:g} % counts as the same."
         )
 
 
@@ -80,7 +80,7 @@ def _cells(row: Row, number: int) -> tuple[str, ...]:
         row.name,
         measures.figure(row.values[0], row.unit),
         measures.figure(row.values[number], row.unit),
-        measures.absolute(change, row.unit),
-        measures.relative(change),
+        measures.change(change.absolute, change.relative, row.unit),
+        measures.relative_change(change.absolute, change.relative),
         change.verdict or "",
     )

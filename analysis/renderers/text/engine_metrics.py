@@ -94,7 +94,7 @@ def _verdict(found: Reconciliation) -> tuple[str, str]:
     left = [row for row in found.rows if row.verdict == "unexplained"]
     if not left:
         explained = sum(row.verdict == "explained" for row in found.rows)
-        told = f"; {counted(explained, 'difference')} explained" if explained else ""
-        return f"vLLM and the session agree{told}.", "good"
+        though = f"; {counted(explained, 'difference')} explained" if explained else ""
+        return f"vLLM and the session agree{though}.", "good"
     names = ", ".join(row.metric.removeprefix("vllm:") for row in left)
     return f"Not explained: {names}.", "warning"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces that the sections are laid out of: 80 columns, styled, ASCII."""
+"""The lines that text is laid out in: 80 columns, styled, ASCII."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
+from analysis.wording.printable import printable
+
 WIDTH = 80
 LABEL = 20
 
-Piece = tuple[str, str]
+Styled = tuple[str, str]
 """Text and the name of its style; no style is the empty name."""
-Line = tuple[Piece, ...]
+Line = tuple[Styled, ...]
 
 
 def section(heading: str, lines: Iterable[Line]) -> Iterator[Line]:
@@ -67,21 +69,5 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mu]?s|min|h|[KMGT]?i?B)(?!\w))")
 
 
-def shortened(text: str, width: int) -> str:
-    """The text, or as much of it as fits beside three dots."""
-    shown = printable(text)
-    return shown if len(shown) <= width else f"{shown[: width - 3]}..."
-
-
-def label_cell(text: str) -> Piece:
+def label_cell(text: str) -> Styled:
     return (f"  {text:<{LABEL}}", "label")
-
-
-def with_details(figure: str | None, details: Sequence[str | None]) -> str:
-    known = ", ".join(filter(None, details))
-    return " ".join(filter(None, [figure or "unknown", f"({known})" if known else ""]))
-
-
-def printable(text: str) -> str:
-    """The text without what could drive a terminal, whoever wrote it into the session."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from analysis.renderers.text.layout import Line, note, row, section, shortened, table
+from analysis.renderers.text.layout import Line, note, row, section, table
 from analysis.renderers.text.painting import paint, plain
 from analysis.whatif.curve import LRU, Curve, Point
 from analysis.whatif.outcome import Outcome
-from analysis.wording.curve_words import sentences
-from analysis.wording.formats import counted, share
+from analysis.wording.formats import counted, number, share
+from analysis.wording.miss_ratio_curve import sentences
+from analysis.wording.printable import shortened
 
 _BAR = 50
 
@@ -66,7 +67,7 @@ def _pools(found: Curve) -> Iterator[Line]:
     rows: list[tuple[str, ...]] = []
     if found.measured is not None:
         was = found.measured
-        rows.append(("measured", "", "", "", "", share(was.hit_rate), _count(was.evictions)))
+        rows.append(("measured", "", "", "", "", share(was.hit_rate), number(was.evictions)))
     rows += [_pool(point, outcome) for point, outcome in _under_lru(found)]
     yield from table(heads, rows)
     for point, outcome in _under_lru(found):
@@ -91,7 +92,7 @@ def _pool(point: Point, outcome: Outcome) -> tuple[str, ...]:
         "n/a" if pool.gpu_memory_utilization is None else f"{pool.gpu_memory_utilization:.3f}",
         "n/a" if pool.gpus is None else f"{pool.gpus}",
         share(outcome.hit_rate),
-        _count(outcome.evictions),
+        number(outcome.evictions),
     )
 
 
@@ -116,7 +117,3 @@ def _rules(found: Curve) -> Iterator[Line]:
     ]
     yield from table(("blocks", *policies), [[cell.removesuffix(" %") for cell in r] for r in rows])
     yield from note("In % of the prompt tokens. belady knows the future: no rule can find more.")
-
-
-def _count(value: int | None) -> str:
-    return "n/a" if value is None else f"{value:,}"

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of styled pieces onto a screen: rich paints them; without it, or into a pipe, they come
-out plain and in ASCII."""
+"""Styled lines onto a screen: rich paints them; without it, or into a pipe, they come out plain and
+in ASCII."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
-from analysis.renderers.text.layout import Line, printable
+from analysis.renderers.text.layout import Line
+from analysis.wording.printable import printable
 
 _STYLES = {
     "title": "bold",

@@ -58,8 +58,8 @@ def _model(planned: Plan) -> Iterator[Line]:
     other = platform.about or "vLLM on CPUs lays the cache out differently: --platform cpu"
     yield from row("Platform", platform.device, other)
     if model.parameters is not None:
-        told = model.sources.get("parameters", "estimated from config.json")
-        yield from row("Parameters", f"{model.parameters:,}", told)
+        source = model.sources.get("parameters", "estimated from config.json")
+        yield from row("Parameters", f"{model.parameters:,}", source)
     cache = settings.kv_cache_dtype
     kept = model.dtype if cache == "auto" else cache
     yield from row("A token takes", f"{planned.bytes_per_token:,} B", f"all layers, in {kept}")
@@ -76,7 +76,7 @@ def _model(planned: Plan) -> Iterator[Line]:
 
 
 def _alike(groups: Sequence[Group]) -> list[tuple[Group, int]]:
-    """Groups without their like, and how often each is there."""
+    """Groups that differ, each with the number of groups like it."""
     found: dict[tuple[object, ...], list[Group]] = {}
     for one in groups:
         found.setdefault((one.kind, one.block_size, one.page_bytes, one.window), []).append(one)
@@ -185,8 +185,7 @@ def _block_sizes(found: Sequence[ByBlockSize]) -> Iterator[Line]:
         return
     rows = [
         (
-            f"{one.block_size}"
-            + (f" ({one.effective:,})" if one.effective != one.block_size else ""),
+            _size(one),
             byte_size(one.bytes_per_block),
             "n/a" if one.blocks is None else f"{one.blocks:,}",
             f"{one.length.blocks:,}",

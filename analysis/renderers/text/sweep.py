@@ -6,20 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
-from analysis.renderers.text.layout import (
-    WIDTH,
-    Line,
-    note,
-    printable,
-    section,
-    table,
-    wrapped,
-)
+from analysis.renderers.text.layout import WIDTH, Line, note, section, table, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.sweep import Repeated, Sweep, figure
 from analysis.wording.formats import counted
 from analysis.wording.measures import NONE
 from analysis.wording.measures import figure as shown
+from analysis.wording.printable import printable
+from analysis.wording.sweep import combination
 
 _SPEED = ("output_tokens_per_sec", "total_tokens_per_sec", "latency_sec")
 _CACHE = ("blocks", "kv_tokens", "waste", "hit_rate", "preemptions")
@@ -71,7 +65,7 @@ def _labels(found: Sweep, room: int) -> tuple[list[str], list[Line]]:
     legend = [
         line
         for number, each in zip(numbers, found.combinations, strict=True)
-        for line in wrapped(f"  {number:>3}  ", _words(each.settings), "label", "")
+        for line in wrapped(f"  {number:>3}  ", combination(each.settings), "label", "")
     ]
     return ["", *numbers, *last], legend if names else []
 
@@ -182,18 +176,18 @@ def _best(found: Sweep) -> Iterator[Line]:
     by = figure(found.ranked).heading
     for each in found.combinations:
         if each.best:
-            told = each.figures[found.ranked]
+            least = _rate(found.ranked, each.figures[found.ranked].least)
             yield from note(
-                f"{_words(each.settings)}: its worst repeat, {_rate(found.ranked, told.least)} "
-                f"{by}, is better than every repeat of every other setting."
+                f"{combination(each.settings)}: its worst repeat, {least} {by}, is better "
+                "than every repeat of every other setting."
             )
     if found.no_best is not None:
         yield from note(f"None is called the best: {found.no_best}.")
-        close = [_words(each.settings) for each in found.combinations if each.close]
+        close = [combination(each.settings) for each in found.combinations if each.close]
         if close:
             yield from note(
-                f"Not told apart, marked close: {counted(len(close), 'setting')} with a repeat "
-                "that is at least as good as the best of all worst repeats."
+                f"Too close to call, marked close: {counted(len(close), 'setting')} with a repeat "
+                "at least as good as the best of all worst repeats."
             )
     for doubt in found.doubts:
         yield from wrapped("  - ", doubt, "warning", "warning")
@@ -208,8 +202,8 @@ def _baseline(found: Sweep) -> Iterator[Line]:
         yield from note(f"There is none: {why}.")
         return
     same = {
-        True: "Their lengths are those that every run's session has.",
-        False: "They are not those of every run: their lengths differ.",
+        True: "Every run's session has prompts of these lengths.",
+        False: "Not every run's session has prompts of these lengths.",
         None: "",
     }[base.same_prompts]
     yield from note(
@@ -221,7 +215,7 @@ def _baseline(found: Sweep) -> Iterator[Line]:
 def _failed(found: Sweep) -> Iterator[Line]:
     for run in found.runs:
         if run.state != "done":
-            name = _BASELINE if run.settings is None else _words(run.settings)
+            name = _BASELINE if run.settings is None else combination(run.settings)
             yield from wrapped("  ", f"{name}, repeat {run.repeat}: {run.why}", "", "warning")
             yield ((f"    {run.log}", "label"),)
     if found.unfinished:
@@ -234,8 +228,8 @@ def _notes(found: Sweep) -> Iterator[Line]:
     sources = {run.source for run in found.runs if run.settings is not None and run.source}
     if sources == {"session"}:
         yield from note(
-            "Tokens a second are from the sessions, from the first arrival to the last end: the "
-            "command's output has no figure that is known."
+            "Tokens a second come from the sessions, from the first arrival to the last end: the "
+            "command's output has no figure of them."
         )
 
 
@@ -244,10 +238,6 @@ def _known(found: Sweep, names: Sequence[str]) -> list[str]:
     bases = [found.baseline.figures] if found.baseline is not None else []
     every = [*(each.figures for each in found.combinations), *bases]
     return [name for name in names if any(name in figures for figures in every)]
-
-
-def _words(settings: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items()) or "no settings"
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from analysis.renderers.text.layout import Line, note, section, shortened, table, wrapped
+from analysis.renderers.text.layout import Line, note, section, table, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.whatif.clock import StepTime
 from analysis.whatif.outcome import Outcome
 from analysis.whatif.replayed import Replayed
-from analysis.wording.formats import counted, seconds, share
+from analysis.wording.formats import counted, number, seconds, share
+from analysis.wording.printable import shortened
+from analysis.wording.whatif import FIGURES
 
 _LABEL = 30
 
@@ -31,8 +33,8 @@ def _layout(found: Replayed) -> Iterator[Line]:
     yield from note(_how(found))
     yield from section("Cache", _cache(found))
     yield from section("Scheduling", _scheduling(found))
-    yield from section("How true the replay is", _truth(found))
-    yield from section("Not replayed", _failures(found))
+    yield from section("How true the simulation is", _truth(found))
+    yield from section("Not simulated", _failures(found))
 
 
 def _how(found: Replayed) -> str:
@@ -41,7 +43,7 @@ def _how(found: Replayed) -> str:
     other = found.recorded_vllm not in (None, found.vllm)
     recorded = f", recorded with {found.recorded_vllm}" if other else ""
     return (
-        f"{counted(found.requests, 'request')}{engines}, replayed through {release}'s own "
+        f"{counted(found.requests, 'request')}{engines}, simulated through {release}'s own "
         f"scheduler{recorded}. {_clock(found.step_time)}"
     )
 
@@ -77,10 +79,10 @@ def _cache(found: Replayed) -> Iterator[Line]:
     rows = [
         (
             shortened(outcome.label, _LABEL),
-            outcome.says,
-            _count(outcome.num_blocks),
+            FIGURES[outcome.engine],
+            number(outcome.num_blocks),
             share(outcome.hit_rate),
-            _count(outcome.evictions),
+            number(outcome.evictions),
         )
         for outcome in _rows(found)
     ]
@@ -93,9 +95,9 @@ def _scheduling(found: Replayed) -> Iterator[Line]:
     rows = [
         (
             shortened(outcome.label, _LABEL),
-            _count(outcome.preemptions),
-            _count(outcome.recomputed_tokens),
-            _count(outcome.steps),
+            number(outcome.preemptions),
+            number(outcome.recomputed_tokens),
+            number(outcome.steps),
             seconds(outcome.queue_mean_sec),
             seconds(outcome.queue_p99_sec),
         )
@@ -111,14 +113,10 @@ def _scheduling(found: Replayed) -> Iterator[Line]:
             )
 
 
-def _count(value: int | None) -> str:
-    return "n/a" if value is None else f"{value:,}"
-
-
 def _truth(found: Replayed) -> Iterator[Line]:
     was, now = found.measured, found.baseline
     if was is not None and now is not None:
-        yield from note(f"The recorded configuration, replayed, {_compared(was, now)}.")
+        yield from note(f"The recorded configuration, simulated, {_compared(was, now)}.")
         yield from _waited(was.queue_mean_sec, now.queue_mean_sec)
     for line in found.notes:
         yield from wrapped("  - ", line, "warning", "")
@@ -128,10 +126,12 @@ def _compared(was: Outcome, now: Outcome) -> str:
     if was.hit_rate is None or now.hit_rate is None:
         return "asked the cache for nothing"
     points = 100 * (now.hit_rate - was.hit_rate)
-    told = f"has a hit rate {abs(points):.2f} points {'above' if points > 0 else 'below'}"
-    rate = "has the same hit rate as" if abs(points) < 0.005 else f"{told} that of"
+    apart = f"{abs(points):.2f} points {'above' if points > 0 else 'below'}"
+    rate = f"has a hit rate {apart} that of"
+    if abs(points) < 0.005:
+        rate = "has the same hit rate as"
     if not was.evictions:
-        return f"{rate} the session, and {_count(now.evictions)} evictions where it had none"
+        return f"{rate} the session, and {number(now.evictions)} evictions where it had none"
     more = (now.evictions or 0) / was.evictions - 1
     return f"{rate} the session, and {100 * more:+.1f} % evictions"
 
@@ -140,14 +140,15 @@ def _waited(was: float | None, now: float | None) -> Iterator[Line]:
     if was is None or now is None:
         return
     is_far = max(was, now) > _FAR * min(was, now) + _FAR_SEC
+    guess = ": the simulated queue times are no more than a guess" if is_far else ""
     yield from note(
-        f"Requests wait {seconds(now)} on average in it, and waited {seconds(was)}"
-        + (": its queue times are no more than a guess." if is_far else ".")
+        f"Requests wait {seconds(now)} on average in the simulation, and waited {seconds(was)} in "
+        f"the session{guess}."
     )
 
 
 _FAR, _FAR_SEC = 2.0, 0.001
-"""So many times as long and so much longer is not the same queue."""
+"""A queue that is so many times and so many seconds longer is another queue."""
 
 
 def _failures(found: Replayed) -> Iterator[Line]:

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each reason of ``analysis.prefix.misses`` means, in three words."""
+
+from __future__ import annotations
+
+MEANINGS = {
+    "compulsory": "new content",
+    "capacity": "evicted before",
+    "not yet cached": "being computed",
+    "held back": "another group lacked it",
+    "behind": "behind a missing one",
+    "other rank": "on another rank",
+    "last token": "ends the prompt",
+    "speculation": "dropped for drafting",
+    "unknown": "request not ended",
+}

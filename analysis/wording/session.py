@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ran, for how long, and what recording it took."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from analysis.pool.usage import Usage, blocks_by_engine
+from analysis.tables.facts import Cost, Facts
+from analysis.tables.session import State
+from analysis.wording.formats import byte_size, duration, seconds, with_details
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that is known of a session. ``remark``: a sentence that goes below the value."""
+
+    label: str
+    value: str
+    remark: str = ""
+
+
+def facts(
+    known: Facts, usage: Usage, started_at: str | None, duration_sec: float
+) -> Iterator[Fact]:
+    """What ran and where."""
+    details = [
+        None if known.layers is None else f"{known.layers} layers",
+        known.dtype,
+        None if known.bytes_per_token is None else f"{known.bytes_per_token:,} bytes a token",
+    ]
+    yield Fact("Model", with_details(known.model, details))
+    yield Fact("Time", _when(started_at, duration_sec, known))
+    versions = [f"{name} {version}" for name, version in known.versions.items()]
+    yield Fact("Versions", ", ".join(versions) or "unknown")
+    yield Fact("Engines", _engines(known))
+    # Each engine sizes its own; the facts are the first one's, and count the null block.
+    pools = {engine: blocks + 1 for engine, blocks in blocks_by_engine(usage).items()}
+    differ = len(set(pools.values())) > 1
+    yield Fact("Pool", _pools(pools, known) if differ else _pool(known), _groups(known))
+    if known.max_concurrency is not None and known.max_model_len is not None:
+        # As vLLM prints it, so that a search in its log finds it.
+        concurrency = (
+            f"Maximum concurrency for {known.max_model_len:,} tokens per request: "
+            f"{known.max_concurrency:.2f}x"
+        )
+        if differ:
+            concurrency += f" (engine {min(pools)})"
+        yield Fact("Concurrency", concurrency)
+
+
+def cost(of: Cost) -> Fact:
+    """What recording the session took."""
+    figures = [
+        None
+        if of.hook_sec is None
+        else f"{seconds(of.hook_sec)} in the hooks at the ends of steps",
+        None
+        if of.writing_sec is None
+        else f"{seconds(of.writing_sec)} of CPU time in the thread that writes",
+        None if of.journal_bytes is None else f"{byte_size(of.journal_bytes)} of journal",
+        None if of.table_bytes is None else f"{byte_size(of.table_bytes)} of tables",
+    ]
+    return Fact("Its own cost", ", ".join(filter(None, figures)) or "unknown")
+
+
+def unfinished(state: State) -> str:
+    """What a session that is not complete is."""
+    return "Still running" if state == "running" else "Cut off"
+
+
+def window(duration_sec: float, begin_sec: float) -> str:
+    """For how long it was looked at."""
+    warm_up = f" after {duration(begin_sec)} of warm-up" if begin_sec else ""
+    return f"{duration(duration_sec - begin_sec)}{warm_up}"
+
+
+def _when(started_at: str | None, duration_sec: float, known: Facts) -> str:
+    # To the second, without the date and time's joint: 2026-01-31 12:00:00Z.
+    moment = re.sub(r"(?<=\d)T|\.\d+", " ", started_at or "").replace(" Z", "Z").strip()
+    began = f"from {moment}" if moment else ""
+    host = f"on {known.host}" if known.host else ""
+    return " ".join(filter(None, [duration(duration_sec), began, host]))
+
+
+def _engines(known: Facts) -> str:
+    parallel = [
+        ("data", known.data_parallel),
+        ("tensor", known.tensor_parallel),
+        ("pipeline", known.pipeline_parallel),
+    ]
+    sizes = [f"{kind} parallel {size}" for kind, size in parallel if size and size > 1]
+    return with_details(str(len(known.engines)) if known.engines else None, sizes)
+
+
+def _pools(pools: Mapping[int, int], known: Facts) -> str:
+    each = ", ".join(f"engine {engine} {blocks:,}" for engine, blocks in pools.items())
+    return f"{each} blocks{_sizes(known)}"
+
+
+def _pool(known: Facts) -> str:
+    if known.pool_blocks is None:
+        return "unknown"
+    tokens = "" if known.kv_tokens is None else f" = {known.kv_tokens:,} tokens of KV cache"
+    each = " an engine" if len(known.engines) > 1 else ""
+    groups = f" in {len(known.groups)} groups" if len(known.groups) > 1 else ""
+    return f"{known.pool_blocks:,} blocks{_sizes(known)}{tokens}{each}{groups}"
+
+
+def _sizes(known: Facts) -> str:
+    sizes = sorted({group.block_size for group in known.groups if group.block_size is not None})
+    return f" of {' or '.join(f'{size:,}' for size in sizes)} tokens" if sizes else ""
+
+
+def _groups(known: Facts) -> str:
+    if len(known.groups) < 2:
+        return ""
+    return (
+        f"The {len(known.groups)} groups share these blocks, and a token needs a place in each: "
+        "blocks x tokens a block is more than fits."
+    )

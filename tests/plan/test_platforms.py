@@ -73,8 +73,10 @@ def test_no_batch_is_scheduled_ahead_on_a_cpu() -> None:
     assert plan(mistral, Settings(platform=BASIC_CPU)).worst.blocks == 49
 
 
-def beside(session: SessionBuilder, size: int, states: str | None, **changes: Any) -> Reality:
-    """Jamba's session on a CPU, with blocks of this size."""
+def beside(
+    session: SessionBuilder, size: int, states: str | None, device: str = "cpu", **changes: Any
+) -> Reality:
+    """Jamba's session, with blocks of this size."""
     cache = {
         "block_size": [size] * 8,
         "blocks": 1000,
@@ -84,7 +86,7 @@ def beside(session: SessionBuilder, size: int, states: str | None, **changes: An
     }
     kinds = [STATE] * 7 + [FULL]
     groups = [{"kind": kind, "block_size": size, "bytes_per_block": size * 16384} for kind in kinds]
-    set_up(session, device="cpu", cache=cache, groups=groups)
+    set_up(session, device=device, cache=cache, groups=groups)
     opened = open_session(session.folder)
     settings = replace(reality.settings_of(opened), **changes)
     return reality.against(opened, JAMBA, settings)
@@ -102,6 +104,11 @@ def test_states_are_those_of_the_engine(session: SessionBuilder) -> None:
     for dtype, precise in (("float32", True), ("auto", False)):
         platform = beside(session, 256, dtype).plan.settings.platform
         assert (platform.name, platform.float32_states) == ("cpu", precise)
+
+
+def test_states_that_were_asked_for_on_a_gpu(session: SessionBuilder) -> None:
+    found = beside(session, 144, "float32", device="cuda")
+    assert (state_bytes(found), found.plan.settings.platform) == (573_440, GPU)
 
 
 def test_another_platform_than_the_sessions(session: SessionBuilder) -> None:

@@ -224,10 +224,10 @@ def _states(model: Model, settings: Settings) -> Iterator[str]:
     if platform.float32_states is not None or not any(isinstance(x, State) for x in model.cached):
         return
     precise = replace(settings, platform=replace(platform, float32_states=True))
-    # Blocks that are too short for states in float32 tell that these were not.
+    # Blocks too short for states in float32 show that these were not.
     if block_size(model, precise) == block_size(model, settings):
         yield (
-            "The session does not tell the type of its states. On a processor with AVX512-BF16 "
+            "The session does not record the type of its states. On a processor with AVX512-BF16 "
             f"vLLM keeps them in float32: --platform {platforms.BF16_CPU.name}."
         )
 

@@ -73,8 +73,10 @@ def test_no_batch_is_scheduled_ahead_on_a_cpu() -> None:
     assert plan(mistral, Settings(platform=BASIC_CPU)).worst.blocks == 49
 
 
-def beside(session: SessionBuilder, size: int, states: str | None, **changes: Any) -> Reality:
-    """Jamba's session on a CPU, with blocks of this size."""
+def beside(
+    session: SessionBuilder, size: int, states: str | None, device: str = "cpu", **changes: Any
+) -> Reality:
+    """Jamba's session, with blocks of this size."""
     cache = {
         "block_size": [size] * 8,
         "blocks": 1000,
@@ -84,7 +86,7 @@ def beside(session: SessionBuilder, size: int, states: str | None, **changes: An
     }
     kinds = [STATE] * 7 + [FULL]
     groups = [{"kind": kind, "block_size": size, "bytes_per_block": size * 16384} for kind in kinds]
-    set_up(session, device="cpu", cache=cache, groups=groups)
+    set_up(session, device=device, cache=cache, groups=groups)
     opened = open_session(session.folder)
     settings = replace(reality.settings_of(opened), **changes)
     return reality.against(opened, JAMBA, settings)
@@ -104,6 +106,11 @@ def test_states_are_those_of_the_engine(session: SessionBuilder) -> None:
         assert (platform.name, platform.float32_states) == ("cpu", precise)
 
 
+def test_states_that_were_asked_for_on_a_gpu(session: SessionBuilder) -> None:
+    found = beside(session, 144, "float32", device="cuda")
+    assert (state_bytes(found), found.plan.settings.platform) == (573_440, GPU)
+
+
 def test_another_platform_than_the_sessions(session: SessionBuilder) -> None:
     beside(session, 256, "float32")
     for platform, size in (("gpu", 80), ("cpu-basic", 96), ("cpu-amx", 160)):
@@ -113,10 +120,10 @@ def test_another_platform_than_the_sessions(session: SessionBuilder) -> None:
 
 
 @pytest.mark.parametrize(("size", "unknown"), [(128, False), (160, True)])
-def test_older_sessions_that_do_not_tell(session: SessionBuilder, size: int, unknown: bool) -> None:
+def test_older_sessions(session: SessionBuilder, size: int, unknown: bool) -> None:
     """Blocks of 128 tokens hold no state in float32; those of 160 hold either."""
+    says = "The session does not record the type of its states."
     notes = beside(session, size, None).notes
-    told = [note for note in notes if note.startswith("The session does not tell the type")]
-    assert len(told) == unknown
+    assert [note.startswith(says) for note in notes].count(True) == unknown
     asked = beside(session, size, None, platform=BF16_CPU)
-    assert not any(note.startswith("The session does not tell the type") for note in asked.notes)
+    assert not any(note.startswith(says) for note in asked.notes)

@@ -24,7 +24,8 @@ from analysis.engine_metrics.moment import Seen, moment
 from analysis.engine_metrics.page import Page
 from analysis.tables.facts import Facts
 from analysis.tables.facts import read as read_facts
-from analysis.tables.session import Session, wall_clock
+from analysis.tables.metadata import wall_clock
+from analysis.tables.session import Session
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from functools import cached_property
 import polars as pl
 
 from analysis.engine_metrics.page import Page
-from analysis.tables.session import Session, wall_clock
+from analysis.tables.metadata import wall_clock
+from analysis.tables.session import Session
 
 UNDER_WAY_SEC = 1.0
 """What a running engine did in so long before the page was taken, and in its last three steps, may

@@ -23,11 +23,11 @@ COLUMNS = ("timestamp_sec", "scheduled_tokens", "prefill_tokens", "repeats")
 
 @dataclass(frozen=True)
 class Fit:
-    """How a list of ``sizes`` (tokens, ascending) serves the batches: each is padded to the next
-    size, and one beyond the largest runs eagerly.
+    """How a list of ``sizes`` (tokens, ascending) serves the batches.
 
-    ``executions`` and ``tokens`` in a graph, with their shares of all batches, from 0 to 1.
-    ``padding``: tokens computed for nobody; ``padding_share``: of all that graphs compute.
+    A batch is padded to the next size; one beyond the largest size runs eagerly. ``executions``
+    and ``tokens``: those in a graph, with their shares of all batches, from 0 to 1. ``padding``:
+    tokens that graphs compute and nobody asked for; ``padding_share``: of all that they compute.
     """
 
     sizes: tuple[int, ...]
@@ -41,14 +41,14 @@ class Fit:
 
 @dataclass(frozen=True)
 class DecodeGap:
-    """Batches of decodes that no FULL graph can hold, since the next size has room for more
-    requests than ``max_num_seqs``, or there is none.
+    """Batches of decodes that no FULL graph can hold: the next size has room for more requests
+    than ``max_num_seqs``, or there is none.
 
-    They have ``from_tokens`` to ``to_tokens``; ``add`` is the size that would hold them all, None
-    where they differ so much that with one size most of them would be mostly padding.
-    ``executions`` of such a size ran in ``PIECEWISE`` graphs or eagerly (``NONE``), as ``ran``
-    says; ``decode_steps``: steps of the scheduler that had decodes alone and so many tokens, None
-    where no steps were recorded.
+    They have ``from_tokens`` to ``to_tokens``. ``add``: the size that would hold them all, None
+    where their sizes differ so much that one size would mostly pad. ``executions``: how many of
+    these sizes ran. ``ran``: how most of them did, in ``PIECEWISE`` graphs or eagerly (``NONE``).
+    ``decode_steps``: steps of the scheduler with decodes alone and so many tokens, None where no
+    steps were recorded.
     """
 
     add: int | None
@@ -64,18 +64,17 @@ class CaptureSizes:
     """``executions`` and ``tokens`` that were looked at: those that ran in a graph, or were too
     large for any.
 
-    ``step``: sizes are multiples of it, 1 + the speculative tokens, so that a batch of decodes
-    fits. ``decode_tokens``: the largest batch of decodes, max_num_seqs requests of ``step`` tokens
-    each; ``largest_tokens``: larger batches are left to run eagerly, today's largest size or
-    ``decode_tokens``, whichever is more. ``off_step``: sizes of today's list that are no multiple
-    of ``step``.
+    ``step``: 1 plus the speculative tokens; sizes are multiples of it, so that batches of decodes
+    fit. ``decode_tokens``: the largest batch of decodes, max_num_seqs requests of ``step`` tokens.
+    ``largest_tokens``: today's largest size or ``decode_tokens``, whichever is more; larger batches
+    may run eagerly. ``off_step``: sizes of today's list that are no multiple of ``step``.
 
-    ``for_coverage``: the smallest size, in steps of 16 as vLLM's own, up to which 90 % of the
-    executions would have a graph; None where today's sizes reach as far.
+    ``for_coverage``: the size up to which 90 % of the executions would have a graph, a multiple of
+    16 as vLLM's own; None where today's sizes reach as far.
 
-    ``today``: the list that was captured. ``least_padding``: of all lists with as many sizes at
-    most, one with the least padding, for all batches up to ``largest_tokens``. ``fewest``: a
-    shortest one that covers what today's covers and pads no more, None where there is none.
+    ``today``: the sizes that were captured. ``least_padding``: at most as many sizes, with the
+    least padding for all batches up to ``largest_tokens``. ``fewest``: a shortest list that covers
+    what today's covers and pads no more, None where there is none.
     """
 
     executions: int
@@ -92,7 +91,7 @@ class CaptureSizes:
 
 
 class DecodeStepTally:
-    """The steps seen so far that scheduled decodes alone, by their tokens."""
+    """Counts the steps that scheduled decodes alone, by their tokens."""
 
     def __init__(self) -> None:
         self._parts: list[pl.DataFrame] = []
@@ -103,7 +102,7 @@ class DecodeStepTally:
         self._parts.append(decodes.group_by(tokens="scheduled_tokens").agg(steps=steps))
 
     def between(self, least: int, most: int) -> int | None:
-        """Steps with so many tokens; None where no step was recorded."""
+        """How many such steps had so many tokens; None where no step was recorded."""
         if not self._parts:
             return None
         rows = pl.concat(self._parts).filter(pl.col("tokens").is_between(least, most))
@@ -117,8 +116,16 @@ def measure(
     ran: pl.DataFrame,
     decodes: DecodeStepTally,
 ) -> CaptureSizes | None:
-    """What the batches that ``ran`` would have asked for; None where nothing was captured, or
-    nothing ran. Where no capture was recorded, the ``configured`` sizes are today's."""
+    """The sizes that would have served the batches; None without any size or any execution.
+
+    Args:
+        facts: of the session.
+        configured: capture sizes; they count as today's where no capture was recorded.
+        captured: what ``analysis.gpu.captures.read`` returns.
+        ran: what ``analysis.gpu.executions.read`` returns.
+        decodes: a tally that has seen all steps.
+
+    """
     today = sorted(set(sizes(captured)["num_tokens"].to_list())) or list(configured)
     if not today:
         return None
@@ -165,10 +172,10 @@ def _for_coverage(batches: Sequence[tuple[int, int]], largest: int, step: int) -
 
 
 _NARROW = 8
-"""Batches differ by an eighth at most where one size is to hold them."""
+"""One size can hold batches that differ by an eighth of their size at most."""
 
 _Batches = Sequence[tuple[int, int]]
-"""How many executions had so many tokens, by tokens."""
+"""Pairs of tokens and how many executions had so many, by tokens."""
 
 
 def _fit(sizes: Sequence[int], batches: _Batches) -> Fit:
@@ -193,8 +200,11 @@ def _added(batches: _Batches) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Rules:
-    """Sizes are multiples of ``step``; batches up to ``largest`` tokens are to be covered; no
-    batch up to ``decode`` tokens may be padded beyond: vLLM captures no FULL graph there."""
+    """Sizes are multiples of ``step``, and cover batches of up to ``largest`` tokens.
+
+    They may pad no batch of up to ``decode`` tokens beyond these: vLLM captures no FULL graph
+    there.
+    """
 
     step: int
     decode: int
@@ -203,7 +213,7 @@ class _Rules:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The best that so many sizes can do."""
+    """The best choice of so many sizes."""
 
     padding: int
     sizes: tuple[int, ...]
@@ -212,8 +222,11 @@ class _Choice:
 def _chosen(
     batches: _Batches, rules: _Rules, most: int, *, enough: int | None = None
 ) -> tuple[int, ...] | None:
-    """The fewest sizes, ``most`` at most, that pad no more than ``enough`` tokens, or where it is
-    not given as little as possible; None where they cannot, or there is nothing to cover."""
+    """The fewest sizes, ``most`` at most, that pad no more than ``enough`` tokens.
+
+    Without ``enough`` they pad as little as possible. None where no choice does, or where there is
+    no batch to cover.
+    """
     points = _points(batches, rules)
     small = _best([point for point in points if point[0] <= rules.decode], most)
     large = _best([point for point in points if point[0] > rules.decode], most)
@@ -234,8 +247,11 @@ def _chosen(
 
 
 def _points(batches: _Batches, rules: _Rules) -> list[tuple[int, int, int]]:
-    """The sizes that can be best, with the executions and tokens that they fit closest. A size
-    between two of them only pads the batches below it more than the lower one would."""
+    """The sizes to choose from, each with the executions and tokens that it fits closest.
+
+    No other size can be better: one between two of these pads all batches below it more than the
+    lower one does.
+    """
     points: dict[int, tuple[int, int]] = {}
     for tokens, times in batches:
         if tokens <= rules.largest:
@@ -292,8 +308,7 @@ def _at(line: tuple[int, int, int], position: int) -> int:
 
 
 def _add_line(lines: deque[tuple[int, int, int]], line: tuple[int, int, int]) -> None:
-    """Add a line with a lower slope than all before, and take out those that it leaves without a
-    position where they are lowest."""
+    """Add a line with a lower slope than all others. Remove those that are now lowest nowhere."""
     while len(lines) > 1:
         (slope_a, begin_a, _), (slope_b, begin_b, _) = lines[-2], lines[-1]
         # Where line meets a is no later than where b does.
@@ -306,7 +321,7 @@ def _add_line(lines: deque[tuple[int, int, int]], line: tuple[int, int, int]) ->
 def _traced(
     points: Sequence[tuple[int, int, int]], parents: Sequence[dict[int, int]]
 ) -> tuple[int, ...]:
-    """The sizes of the best choice, from the last one back."""
+    """The sizes of the best choice, found from the last one back."""
     chosen: list[int] = []
     j = len(points)
     for before in reversed(parents):
@@ -318,9 +333,9 @@ def _traced(
 def _decode_gap(
     captured: pl.DataFrame, ran: pl.DataFrame, decodes: DecodeStepTally, rules: _Rules
 ) -> DecodeGap | None:
-    """By vLLM 0.32 (CudagraphDispatcher.initialize_cudagraph_keys and, for the model runner V2,
-    CudaGraphManager._init_candidates): where decodes have FULL graphs of their own, one is
-    captured of each size up to max_num_seqs x (1 + speculative tokens)."""
+    """Where decodes have FULL graphs of their own, vLLM 0.32 captures one for each size up to
+    max_num_seqs x (1 + speculative tokens): CudagraphDispatcher.initialize_cudagraph_keys, and
+    CudaGraphManager._init_candidates for the model runner V2."""
     for_decodes = without_trials(captured).filter(
         MODEL & (pl.col("runtime_mode") == "FULL") & (pl.col("uniform") > 0)
     )

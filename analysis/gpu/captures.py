@@ -10,11 +10,11 @@ from analysis.tables.session import Session
 TABLE = "cuda_graph_captures"
 
 MODEL = pl.col("part").fill_null("model") == "model"
-"""Of the model itself, and not of a drafter or an encoder."""
+"""The graph is one of the model itself, and not of a drafter or an encoder."""
 
 
 def read(session: Session) -> pl.DataFrame:
-    """Every capture, in the order in which they were made; there are some hundreds.
+    """Every capture of the session, in the order of time, with the columns of its table.
 
     Raises:
         SessionError: the table cannot be read.
@@ -24,12 +24,11 @@ def read(session: Session) -> pl.DataFrame:
 
 
 def without_trials(captures: pl.DataFrame) -> pl.DataFrame:
-    """Those that were made to be used; start-up makes others to estimate memory, and throws them
-    away."""
+    """The captures without those that start-up makes to estimate memory and throws away."""
     return captures.filter(pl.col("kind") != "profiling")
 
 
 def sizes(captures: pl.DataFrame) -> pl.DataFrame:
-    """The sizes in tokens that each ``worker`` can run the model at, as ``num_tokens``."""
+    """The sizes that each worker has graphs of the model for: ``worker``, ``num_tokens``."""
     of_model = without_trials(captures).filter(MODEL).select("worker", "num_tokens")
     return of_model.drop_nulls().unique().sort("worker", "num_tokens")

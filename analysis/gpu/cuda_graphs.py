@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much ran in CUDA graphs, how much of that was padding, and why did the rest run eagerly?
 
-Dummy executions (warm-up at start-up, idle data-parallel ranks) are counted and otherwise left
-out. Ranks that compute the same batch (tensor and pipeline parallel) each count.
+Dummy executions (warm-up at start-up, idle data-parallel ranks) are counted, and left out of all
+else. Ranks that compute the same batch (tensor and pipeline parallel) count one by one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from analysis.tables.metadata import flag, listed, part, parts, text, whole
 from analysis.tables.session import Session
 
 SHOWN = 5
-"""Batches that are named, of those that matter most."""
+"""How many of the batches that matter most are named."""
 
 Reason = Literal[
     "not_replayed",
@@ -33,21 +33,23 @@ Reason = Literal[
 ]
 """Why an execution had no graph: the first of these that is true.
 
-``not_replayed``: it was sent to a graph, and none was replayed. ``asked_none``: no graphs were
-asked for. ``resolved_none``: they were, and the mode was resolved to none. ``not_captured``: the
-worker captured none. ``too_large``: the batch is larger than the worker's largest graph.
-``decode_only``: the mode has graphs for batches of decodes alone, so this batch had a prompt in
-it, presumably. ``other``: such as data-parallel ranks that run eagerly since one of them must.
+``not_replayed``: vLLM chose a graph, and replayed none. ``asked_none``: the configuration asks for
+no graphs. ``resolved_none``: it asks for some, and vLLM resolved the mode to none.
+``not_captured``: the worker captured none. ``too_large``: the batch is larger than the worker's
+largest graph. ``decode_only``: the mode has graphs for batches of decodes alone, so this batch
+probably had a prompt in it. ``other``: for example a data-parallel rank that runs eagerly since
+another one must.
 """
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What was asked for and what came of it, by the first worker that told.
+    """The configuration of CUDA graphs, and what came of it, on the first worker that recorded it.
 
-    ``device``: ``cuda``, ``cpu`` or another, None where the session does not tell. ``asked`` and
-    ``resolved``: vLLM's ``cudagraph_mode`` as configured and as the attention backends allowed.
-    ``runner``: the model runner, ``V1`` or ``V2``. ``capture_sizes``: as configured, in tokens.
+    ``device``: ``cuda``, ``cpu`` or another, None where it is not known. ``asked`` and
+    ``resolved``: vLLM's ``cudagraph_mode`` as configured, and as the attention backends allow it.
+    ``runner``: the model runner, ``V1`` or ``V2``. ``capture_sizes`` and ``max_capture_size``: as
+    configured, in tokens. ``gpu_timing``: whether times on the GPU were measured.
     """
 
     device: str | None
@@ -62,12 +64,13 @@ class Setup:
 
 @dataclass(frozen=True)
 class ModeUse:
-    """Executions in one mode: ``FULL``, ``PIECEWISE`` or ``NONE`` (eager, and those that were
-    sent to a graph and replayed none).
+    """Executions in one mode: ``FULL``, ``PIECEWISE`` or ``NONE`` (eager; also those that vLLM
+    chose a graph for and replayed none).
 
-    ``tokens`` are unpadded, ``padding`` is what the graphs computed beyond. The shares are of all
-    executions and of all unpadded tokens, from 0 to 1. ``launch_us``: mean time on the host inside
-    the replays of an execution; ``gpu_us``: mean time on the GPU, None unless measured.
+    ``tokens``: unpadded. ``padding``: tokens that the graphs computed beyond these. The shares are
+    of all executions and of all unpadded tokens, from 0 to 1. ``launch_us``: mean time that an
+    execution spent in its replays on the host, None for ``NONE``. ``gpu_us``: mean time on the
+    GPU, None where it was not measured.
     """
 
     mode: str
@@ -90,8 +93,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Eager:
-    """Executions without a graph for one reason. ``execution_share``: of all executions, from 0
-    to 1. ``p50_tokens`` is their median size; ``most``: their commonest sizes."""
+    """Executions without a graph for one reason.
+
+    ``execution_share``: of all executions, from 0 to 1. ``tokens``: of all these executions.
+    ``smallest_tokens``, ``p50_tokens`` (median) and ``largest_tokens``: their sizes. ``most``:
+    their commonest sizes.
+    """
 
     reason: Reason
     executions: int
@@ -105,8 +112,10 @@ class Eager:
 
 @dataclass(frozen=True)
 class SizePadding:
-    """Executions that were padded to ``size`` tokens, of both modes. ``share``: padding of what
-    the graphs computed, from 0 to 1."""
+    """Executions that were padded to ``size`` tokens: ``full`` and ``piecewise`` ones.
+
+    ``tokens``: unpadded. ``share``: padding, of all that these executions computed, from 0 to 1.
+    """
 
     size: int
     executions: int
@@ -119,8 +128,8 @@ class SizePadding:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Executions of batches with so many ``tokens`` that were padded to ``size``, and what that
-    cost together."""
+    """Executions of batches of ``tokens`` that were padded to ``size``, and the sum of their
+    ``padding``."""
 
     tokens: int
     size: int
@@ -130,8 +139,11 @@ class PaddedBatch:
 
 @dataclass(frozen=True)
 class Padding:
-    """Tokens that graphs computed for nobody. ``share``: of all that graphs computed, from 0 to
-    1. ``by_size`` goes by size, ``worst`` by cost."""
+    """``tokens`` that graphs computed and nobody asked for.
+
+    ``share``: of all that graphs computed, from 0 to 1. ``by_size``: sorted by size. ``worst``:
+    the batches with most padding.
+    """
 
     tokens: int
     share: float | None
@@ -141,7 +153,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class WorkerUse:
-    """One worker's executions; the shares as those of ``CudaGraphs``."""
+    """One worker's executions. The shares are as in ``CudaGraphs`` and ``Padding``."""
 
     worker: int
     executions: int
@@ -152,11 +164,11 @@ class WorkerUse:
 
 @dataclass(frozen=True)
 class CudaGraphs:
-    """``absent``: one sentence on why there is no figure, None where there is one.
+    """``absent``: one sentence that says why there are no figures, None where there are.
 
-    ``executions`` and their unpadded ``tokens``, dummy ones left out; ``in_graphs`` and
-    ``tokens_in_graphs``: of these in a graph, with their shares from 0 to 1, None without an
-    execution. ``eager`` goes by reason, the commonest first.
+    ``executions`` and their unpadded ``tokens``: without dummy ones. ``in_graphs`` and
+    ``tokens_in_graphs``: those in a graph; ``execution_share`` and ``token_share``: the same as
+    shares, from 0 to 1, None without an execution. ``eager``: by reason, the commonest first.
     """
 
     absent: str | None
@@ -175,7 +187,14 @@ class CudaGraphs:
 
 
 def measure(session: Session, ran: pl.DataFrame, sizes: pl.DataFrame) -> CudaGraphs:
-    """What ``executions.read`` found, against the ``sizes`` of ``analysis.gpu.captures``."""
+    """How CUDA graphs were used.
+
+    Args:
+        session: the session.
+        ran: what ``analysis.gpu.executions.read`` returns.
+        sizes: what ``analysis.gpu.captures.sizes`` returns.
+
+    """
     setup = _setup(session.metadata)
     rows = executions.observed(ran).with_columns(
         mode=pl.when("in_graph").then("runtime_mode").otherwise(pl.lit(NONE)),
@@ -205,18 +224,18 @@ def measure(session: Session, ran: pl.DataFrame, sizes: pl.DataFrame) -> CudaGra
 
 
 def _setup(metadata: Mapping[str, Any]) -> Setup:
-    told = part(metadata, "cuda_graphs")
-    backends = map(text, listed(told.get("attention_backends")))
-    configured = map(whole, listed(told.get("capture_sizes")))
+    entry = part(metadata, "cuda_graphs")
+    backends = map(text, listed(entry.get("attention_backends")))
+    configured = map(whole, listed(entry.get("capture_sizes")))
     return Setup(
         device=text(metadata.get("device")),
-        asked=text(told.get("asked")),
-        resolved=text(told.get("resolved")),
+        asked=text(entry.get("asked")),
+        resolved=text(entry.get("resolved")),
         attention_backends=tuple(backend for backend in backends if backend),
-        runner=text(told.get("runner")),
+        runner=text(entry.get("runner")),
         capture_sizes=tuple(sorted({size for size in configured if size})),
-        max_capture_size=whole(told.get("max_capture_size")) or None,
-        gpu_timing=flag(told.get("gpu_timing")),
+        max_capture_size=whole(entry.get("max_capture_size")) or None,
+        gpu_timing=flag(entry.get("gpu_timing")),
     )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What did the model execute: which batches, in which mode, how often?
 
-The timeline has a row an execution, and there can be tens of millions; batches of the same
-descriptor and size are alike for every question, so they are added up in one pass.
+The timeline has a row for each execution, so perhaps tens of millions. Batches of the same
+descriptor and size are alike for every question here, so they become one row.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from analysis.tables.session import Session
 TABLE = "cuda_graph_timeline"
 
 DESCRIPTOR = ("runtime_mode", "num_tokens", "num_reqs", "uniform", "has_lora")
-"""What vLLM knows a graph by; ``num_tokens`` are padded."""
+"""The batch descriptor, by which vLLM chooses a graph. ``num_tokens`` are padded."""
 
 NONE = "NONE"
 """The mode of an execution without a graph."""
 
 _PARTS = 64
-"""So many pieces of the table are held, added up, before they are made one."""
+"""How many sums of batches are kept before they become one."""
 
 
 def read(session: Session) -> pl.DataFrame:
-    """Executions that are alike, as one row each, those in the warm-up included.
+    """A row for all executions that are alike, those in the warm-up included.
 
     Columns: those of ``DESCRIPTOR``, ``worker``, ``unpadded_tokens``, ``dummy``, ``in_window``
-    (not in the warm-up), ``in_graph`` (a graph was replayed), ``executions``, ``launch_us`` (sum),
-    and ``gpu_us`` (sum) of ``gpu_timed`` executions.
+    (not in the warm-up), ``in_graph`` (it replayed a graph), ``executions`` (how many),
+    ``launch_us`` (their sum, in microseconds), ``gpu_us`` (the sum over ``gpu_timed`` executions).
 
     Raises:
         SessionError: the table cannot be read.
@@ -53,7 +53,7 @@ def _added_up(rows: pl.DataFrame, begin_sec: float) -> pl.DataFrame:
             "unpadded_tokens",
             dummy=pl.col("dummy") > 0,
             in_window=pl.col("timestamp_sec") >= begin_sec,
-            # A table without the count can only be believed.
+            # Without the count the mode has to do.
             in_graph=(pl.col("runtime_mode") != NONE) & (pl.col("num_graphs").fill_null(1) > 0),
         )
         .agg(

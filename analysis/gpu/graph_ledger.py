@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What did each captured graph cost, and what did it give?
+"""What did each captured graph cost, and how often was it of use?
 
-It is told for the whole session, warm-up included: graphs are captured and paid for at start-up.
+The ledger covers the whole session, warm-up included, since start-up captures the graphs.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from analysis.tables.session import Session
 USAGE = "cuda_graph_usage"
 
 _GRAPH = (*DESCRIPTOR, "part", "source")
-"""What tells graphs apart on one worker."""
+"""The columns by which the graphs of one worker differ."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The graph of one batch descriptor, of all workers that captured it.
+    """The graph of one batch descriptor, on all workers that captured it.
 
     ``mode``, ``num_tokens`` (padded), ``num_reqs``, ``uniform`` (all requests have the same number
-    of tokens: decodes) and ``has_lora`` are the descriptor, None where it does not say. ``part``:
-    ``model``, ``drafter``, ``encoder`` or ``unknown``. ``source``: the class of vLLM that captured
-    it. ``workers`` that did, and ``captures`` of the one with the most: more than one where
-    graphs were cleared and captured again. ``cuda_graphs``: how many it consists of, one for each
-    piece.
+    of tokens: decodes) and ``has_lora`` are the descriptor, None where it leaves them open.
+    ``part``: ``model``, ``drafter``, ``encoder`` or ``unknown``. ``source``: the class of vLLM that
+    captured it. ``workers``: how many captured it; ``captures``: the most of any worker, more than
+    one where graphs were cleared and captured again. ``cuda_graphs``: how many it consists of, one
+    for each piece of the model.
 
-    ``memory_bytes`` (as it is now: of the last capture) and ``capture_sec`` are those of the
-    worker where they are largest, since workers capture side by side; None where not recorded.
-    ``pays_for_pool``: it was captured first of its mode, so its memory is the pool that later
-    graphs reuse.
+    ``memory_bytes`` (of the last capture) and ``capture_sec`` are those of the worker where they
+    are largest, since workers capture side by side; None where not recorded. ``pays_for_pool``: it
+    was captured first of its mode, so its memory is the pool that later graphs use again.
 
-    ``replays`` in executions that served requests, of all workers together, and
-    ``dummy_replays``; ``tokens`` and ``padding`` that it computed in these executions, None for
-    parts other than the model, whose batches the timeline does not tell. ``launch_us`` and
-    ``gpu_us``: mean of a replay, dummy ones included.
+    ``replays``: in executions that served requests, of all workers together; ``dummy_replays``: in
+    other ones. ``tokens`` and ``padding``: what it computed for requests, None for other parts than
+    the model, whose batches are not in the timeline. ``launch_us`` and ``gpu_us``: means of a
+    replay, dummy ones included, None where not measured.
     """
 
     mode: str | None
@@ -68,15 +67,17 @@ class Graph:
 
     @property
     def padding_share(self) -> float | None:
-        """Padding of all tokens that it computed, from 0 to 1; None where it computed none."""
+        """Padding, of all tokens that it computed, from 0 to 1; None where it computed none."""
         computed = (self.tokens or 0) + (self.padding or 0)
         return None if self.padding is None or not computed else self.padding / computed
 
 
 @dataclass(frozen=True)
 class Total:
-    """What graphs cost the one ``worker`` on which they took most, which is None where there are
-    none. ``memory_bytes``: None where not recorded."""
+    """What graphs cost on the ``worker`` where they cost most, None where there are none.
+
+    ``memory_bytes``: None where not recorded.
+    """
 
     worker: int | None
     graphs: int
@@ -87,7 +88,7 @@ class Total:
 
 @dataclass(frozen=True)
 class ModeTotal:
-    """All graphs of a mode, as a ``Total``, with the ``replays`` of all workers."""
+    """All graphs of a mode: their cost, and the ``replays`` of all workers."""
 
     mode: str
     total: Total
@@ -98,10 +99,10 @@ class ModeTotal:
 class Unused:
     """Graphs that no request ever needed.
 
-    ``never``: never replayed. ``dummy_only``: replayed in dummy executions alone.
-    ``more_blocks``: KV cache blocks for which their memory would do, without that of a graph that
-    pays for the pool, since the next one would pay in its place; ``more_blocks_most`` with it.
-    None where a block's size or the memory is not known.
+    ``never``: those that were never replayed. ``dummy_only``: those that only dummy executions
+    replayed. ``more_blocks``: KV cache blocks that fit into their memory. A graph that pays for
+    its pool is left out, since the next one would pay in its place; ``more_blocks_most`` includes
+    it. Both are None where the size of a block or the memory is not known.
     """
 
     never: Total
@@ -112,14 +113,14 @@ class Unused:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What vLLM reserved for graphs, and what they took, in bytes, on the ``worker`` that decides
-    the KV cache's size.
+    """What vLLM reserved for graphs and what they took, in bytes, on the ``worker`` that decides
+    the size of the KV cache.
 
-    ``estimated_bytes``: by its trial captures; ``applied``: whether the KV cache was made smaller
-    by it. ``measured_bytes``: what vLLM found that capturing took. ``captured_bytes``: the sum of
-    the single captures, as the hooks measured them. ``ratio``: estimated by measured (by captured
-    where vLLM did not measure), None where either is not known or 0. ``blocks``: KV cache blocks
-    that the difference is, positive where too much was reserved.
+    ``estimated_bytes``: by vLLM's trial captures; ``applied``: whether vLLM made the KV cache
+    smaller by it. ``measured_bytes``: what capturing took, as vLLM measured it.
+    ``captured_bytes``: the sum of all captures, as the hooks measured them. ``ratio``: estimated
+    by measured (by captured where vLLM did not measure), None where either is not known or 0.
+    ``blocks``: the difference in KV cache blocks, positive where too much was reserved.
     """
 
     worker: int | None
@@ -152,7 +153,14 @@ class Ledger:
 def measure(
     session: Session, facts: Facts, memory: Memory, captured: pl.DataFrame, ran: pl.DataFrame
 ) -> Ledger | None:
-    """The ledger of what was ``captured`` and ``ran``; None where no graph is known.
+    """The ledger; None where no graph is known.
+
+    Args:
+        session: the session.
+        facts: of the session.
+        memory: of its workers.
+        captured: what ``analysis.gpu.captures.read`` returns.
+        ran: what ``analysis.gpu.executions.read`` returns.
 
     Raises:
         SessionError: the table of replays cannot be read.
@@ -169,7 +177,7 @@ def measure(
         total=_total(known),
         by_mode=tuple(
             ModeTotal(mode or "unknown", _total(part), int(part["replays"].sum()))
-            for (mode,), part in sorted(known.group_by("runtime_mode"), key=_named)
+            for (mode,), part in sorted(known.group_by("runtime_mode"), key=_mode)
         ),
         profiling=_profiling(captured),
         unused=_unused(unused, facts.bytes_per_block),
@@ -180,7 +188,7 @@ def measure(
 
 
 def _by_worker(kept: pl.DataFrame, used: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
-    """A row for each graph of each worker, with what all workers did with it."""
+    """A row for each graph of each worker, with the replays of all workers beside its own."""
     cost = kept.select(
         "worker",
         *_GRAPH,
@@ -202,7 +210,7 @@ def _by_worker(kept: pl.DataFrame, used: pl.DataFrame, ran: pl.DataFrame) -> pl.
     graphs = rows.agg(
         pl.col("captures", "all_times", "dummy_replays").sum(),
         pl.col("capture_sec").sum(),
-        # Of a graph that was cleared and captured again, what it is now.
+        # A graph may have been cleared and captured again.
         pl.col("cuda_graphs", "memory_bytes").drop_nulls().last(),
         pl.col("captured_at").min(),
         pl.col("launch_sec").sum(),
@@ -219,7 +227,7 @@ def _by_worker(kept: pl.DataFrame, used: pl.DataFrame, ran: pl.DataFrame) -> pl.
 
 
 def _computed(ran: pl.DataFrame) -> pl.DataFrame:
-    """What graphs of the model computed for requests."""
+    """``tokens`` and ``padding`` that each graph of the model computed for requests."""
     tokens, executions = pl.col("unpadded_tokens"), pl.col("executions")
     served = ran.filter(~pl.col("dummy") & pl.col("in_graph"))
     return served.group_by("worker", *DESCRIPTOR, part=pl.lit("model")).agg(
@@ -269,7 +277,7 @@ _COSTLIEST = ("memory_bytes", "capture_sec", "graphs")
 
 
 def _total(rows: pl.DataFrame) -> Total:
-    """Of the worker on which they cost most."""
+    """The cost of these graphs on the worker where they cost most."""
     by_worker = rows.group_by("worker").agg(
         pl.col("cuda_graphs", "capture_sec").sum(),
         graphs=pl.len().cast(pl.Int64),
@@ -304,7 +312,7 @@ def _unused(unused: pl.DataFrame, block: int | None) -> Unused:
 
 
 def _estimate(start_up: StartUp | None, known: pl.DataFrame, block: int | None) -> Estimate | None:
-    """What the worker that decides had reserved; None where none told."""
+    """What the worker that decides had reserved; None where no worker recorded it."""
     if start_up is None:
         return None
     on_worker = known.filter(pl.col("worker") == start_up.worker)
@@ -324,5 +332,5 @@ def _estimate(start_up: StartUp | None, known: pl.DataFrame, block: int | None) 
     )
 
 
-def _named(mode: tuple[tuple[Any, ...], pl.DataFrame]) -> str:
-    return str(mode[0][0] or "")
+def _mode(group: tuple[tuple[Any, ...], pl.DataFrame]) -> str:
+    return str(group[0][0] or "")

@@ -18,15 +18,15 @@ TABLE = "gpu_memory"
 
 @dataclass(frozen=True)
 class StartUp:
-    """What one worker found at start-up, in bytes; None where it did not tell.
+    """What one worker found at start-up, in bytes; None where it was not recorded.
 
-    vLLM takes ``requested_bytes`` (gpu_memory_utilization of ``total_bytes``), subtracts
+    vLLM takes ``requested_bytes`` (gpu_memory_utilization of ``total_bytes``). It subtracts
     ``weights_bytes``, ``activation_bytes`` (at the peak of a trial run), ``non_torch_bytes`` and,
-    if ``graphs_estimate_applied``, ``graphs_estimated_bytes``, and gives the rest to the KV cache:
-    ``kv_bytes``. ``unexplained_bytes`` is what that sum is off by, None where a part is missing;
-    it can be negative. ``graphs_bytes``: what capturing took, found after it was all given away.
-    ``kv_allocated_bytes`` in ``blocks``: what the KV cache was made of; less than ``kv_bytes``
-    where another worker has less, or the number of blocks was given.
+    if ``graphs_estimate_applied``, ``graphs_estimated_bytes``. The KV cache gets the rest,
+    ``kv_bytes``. ``unexplained_bytes``: the error of that sum, which can be negative; None where a
+    part is missing. ``graphs_bytes``: what capturing took, after the KV cache had its memory.
+    ``kv_allocated_bytes``: what the KV cache took in the end, in ``blocks``; less than
+    ``kv_bytes`` where another worker has less, or where the number of blocks was configured.
     """
 
     worker: int | None
@@ -46,8 +46,11 @@ class StartUp:
 
 @dataclass(frozen=True)
 class Spare:
-    """Memory for the KV cache that a ``worker`` had beyond the one with the least, which decides
-    for all; ``blocks`` that it would do for, None where a block's size is not known."""
+    """Memory for the KV cache that a ``worker`` has and cannot use.
+
+    The worker with the least memory decides for all. ``more_bytes``: beyond that worker's.
+    ``blocks``: those that would fit into it, None where the size of a block is not known.
+    """
 
     worker: int
     more_bytes: int
@@ -58,9 +61,10 @@ class Spare:
 class GpuUse:
     """One GPU as its driver saw it, all processes together, over ``samples``.
 
-    ``gpu``: NVML's index. ``peak_used_bytes`` at ``peak_sec``, and ``free_bytes`` then;
-    ``mean_used_bytes`` over the samples. ``utilization_mean_pct`` and ``utilization_p95_pct``:
-    the share of the time in which any kernel ran, None where not sampled.
+    ``gpu``: NVML's index. ``workers``: those that ran on it. ``peak_used_bytes``: the most memory
+    in use, at ``peak_sec``, and ``free_bytes`` then. ``mean_used_bytes``: over the samples.
+    ``utilization_mean_pct`` and ``utilization_p95_pct``: the share of the time in which any kernel
+    ran, in percent, None where not sampled.
     """
 
     gpu: int
@@ -78,9 +82,11 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class Memory:
-    """``start_up``: of the worker with the least memory for the KV cache, None where none told;
-    ``workers``: each. ``spare``: those with more, the most first. ``gpus``: by index;
-    ``problem``: why nothing was sampled, None where it was or the session does not tell."""
+    """``start_up``: of the worker with the least memory for the KV cache, None where no worker
+    recorded it. ``workers``: all of them. ``spare``: workers with more, those with most first.
+    ``gpus``: by index, sampled every ``interval_sec``. ``problem``: why no GPU was sampled, None
+    where one was, or where it is not known.
+    """
 
     start_up: StartUp | None
     workers: tuple[StartUp, ...]
@@ -91,15 +97,15 @@ class Memory:
 
 
 def measure(session: Session, facts: Facts) -> Memory:
-    """What the workers told at start-up, and what was sampled after the warm-up.
+    """What the workers found at start-up, and the samples from after the warm-up.
 
     Raises:
         SessionError: the table cannot be read.
 
     """
-    told = part(session.metadata, "memory")
-    workers = tuple(_start_up(each) for each in parts(told, "workers")) or (
-        (_start_up(told),) if told else ()
+    entry = part(session.metadata, "memory")
+    workers = tuple(_start_up(each) for each in parts(entry, "workers")) or (
+        (_start_up(entry),) if entry else ()
     )
     known = [worker for worker in workers if worker.kv_bytes is not None]
     least = min(known, key=lambda worker: worker.kv_bytes or 0, default=None)
@@ -114,16 +120,16 @@ def measure(session: Session, facts: Facts) -> Memory:
     )
 
 
-def _start_up(told: Mapping[str, Any]) -> StartUp:
+def _start_up(entry: Mapping[str, Any]) -> StartUp:
     names = (
         *("total_bytes", "requested_bytes", "weights_bytes", "activation_bytes"),
         *("non_torch_bytes", "graphs_estimated_bytes", "graphs_bytes", "kv_bytes"),
         *("kv_allocated_bytes", "blocks"),
     )
-    found = {name: whole(told.get(name)) for name in names}
-    applied = flag(told.get("graphs_estimate_applied"))
+    found = {name: whole(entry.get(name)) for name in names}
+    applied = flag(entry.get("graphs_estimate_applied"))
     return StartUp(
-        worker=whole(told.get("worker")),
+        worker=whole(entry.get("worker")),
         graphs_estimate_applied=applied,
         unexplained_bytes=_unexplained(found, applied),
         **found,
@@ -131,8 +137,8 @@ def _start_up(told: Mapping[str, Any]) -> StartUp:
 
 
 def _unexplained(found: Mapping[str, int | None], applied: bool | None) -> int | None:
-    """What is left of the memory asked for when all that is known has been taken from it."""
-    # Releases that estimate no graphs do not take an estimate off.
+    """The requested memory less all known parts of it."""
+    # Releases that estimate no graphs subtract no estimate.
     estimate = found["graphs_estimated_bytes"] or 0 if applied else 0
     taken = [found[f"{name}_bytes"] for name in ("weights", "activation", "non_torch", "kv")]
     requested = found["requested_bytes"]
@@ -160,7 +166,7 @@ def _gpus(session: Session) -> tuple[GpuUse, ...]:
     used, utilization = pl.col("used_bytes"), pl.col("utilization_pct")
 
     def at_peak(column: str) -> pl.Expr:
-        """In the first sample with the highest use."""
+        """Its value in the first sample with the most memory in use."""
         order = pl.col(column).sort_by("used_bytes", "timestamp_sec", descending=[True, False])
         return order.first()
 
@@ -182,11 +188,11 @@ def _gpus(session: Session) -> tuple[GpuUse, ...]:
     )
 
 
-def _gpu(row: Mapping[str, Any], told: Mapping[str, Any]) -> GpuUse:
-    ranks = map(whole, listed(told.get("workers")))
+def _gpu(row: Mapping[str, Any], entry: Mapping[str, Any]) -> GpuUse:
+    ranks = map(whole, listed(entry.get("workers")))
     return GpuUse(
-        name=text(told.get("name")),
-        total_bytes=whole(told.get("total_bytes")),
+        name=text(entry.get("name")),
+        total_bytes=whole(entry.get("total_bytes")),
         workers=tuple(rank for rank in ranks if rank is not None),
         **row,
     )

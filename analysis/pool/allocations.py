@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many blocks were handed out, taken up again and let go, and by how many calls?"""
+"""How many blocks were allocated, reused and freed, and by how many calls?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTS = ("calls", "num_blocks", "evicted_blocks")
 
 @dataclass(frozen=True)
 class Moved:
-    """``blocks`` moved by ``calls`` calls, which destroyed ``evicted_blocks`` cached contents."""
+    """``calls`` calls moved ``blocks`` blocks and evicted ``evicted_blocks`` cached ones."""
 
     blocks: int = 0
     calls: int = 0
@@ -23,7 +23,10 @@ class Moved:
 
 @dataclass(frozen=True)
 class Allocations:
-    """What moved, by event; ``resets`` and ``resets_refused`` count prefix-cache resets."""
+    """The blocks that moved, by event. ``cached``: those whose content became reusable.
+
+    ``resets`` and ``resets_refused``: prefix-cache resets that vLLM carried out and refused.
+    """
 
     allocated: Moved
     reused: Moved
@@ -35,7 +38,7 @@ class Allocations:
 
 @dataclass
 class AllocationTally:
-    """The rows seen so far, summed up by event."""
+    """Sums the rows of kv_cache_allocations.csv up by event."""
 
     sums: list[pl.DataFrame] = field(default_factory=list)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was evicted, how fast, why, and was it a loss?
 
-An eviction is *regretted* if its content was asked for again in the session: by a lookup that
-missed it because of this eviction, as ``analysis.prefix.misses`` finds. It was *no loss* if another
-block still held the same content. All others were *harmless* as far as the session tells:
-nothing that ended in it asked again.
+An eviction is *regretted* if a later lookup in the session missed its content because of it
+(``analysis.prefix.misses`` finds these). It was *no loss* if another block still had the same
+content. All others were *harmless* as far as the session shows: no request that ended in it asked
+for the content again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from analysis.pool.usage import Usage
-from analysis.stats.grouping import in_runs
+from analysis.stats.grouping import summed_neighbours
 from analysis.stats.spread import Spread, spread
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session
@@ -44,9 +44,10 @@ _BINS = 120
 class Evicted:
     """Cached blocks that lost their content.
 
-    ``never_reused``: no request ever found them (their reuse_count is 0). ``copies_left``: other
-    blocks still held the same content, so nothing was lost. ``tokens`` and ``never_reused_tokens``
-    are what the blocks have room for, None where a group's block size is not known.
+    ``never_reused``: those that no request ever found (their reuse_count is 0). ``copies_left``:
+    those whose content another block still had, so that nothing was lost. ``tokens`` and
+    ``never_reused_tokens``: tokens that the blocks have room for, None where the block size of a
+    group is not known.
     """
 
     blocks: int
@@ -60,9 +61,9 @@ class Evicted:
 class Regret:
     """The evictions whose content was asked for again.
 
-    ``blocks``: how many; ``share`` of all, from 0 to 1. ``requests``: that asked, and had to
-    compute ``recomputed_tokens`` because of it. ``after``: from the eviction until it was first
-    asked for.
+    ``blocks``: how many. ``share``: of all evictions, from 0 to 1. ``requests``: how many asked
+    and had to compute ``recomputed_tokens`` again. ``after``: seconds from an eviction until the
+    first request asked for its content.
     """
 
     blocks: int
@@ -74,7 +75,7 @@ class Regret:
 
 @dataclass(frozen=True)
 class Interval:
-    """Evictions from ``begin_sec`` on, for the width of ``Rate``'s bins."""
+    """Evictions in one of the intervals of a ``Rate``, which begins at ``begin_sec``."""
 
     begin_sec: float
     blocks: int
@@ -85,9 +86,10 @@ class Interval:
 class Rate:
     """Evictions over time.
 
-    ``mean_per_sec``: since the pool's first use, warm-up left out. ``peak_per_sec``: in the whole
-    second with the most, which began at ``peak_sec``. ``intervals``: at most 120, each
-    ``width_sec`` wide, 1, 2 or 5 times a power of ten; those without an eviction are left out.
+    ``mean_per_sec``: since the first use of the pool, without the warm-up. ``peak_per_sec``: in
+    the second with the most evictions, which began at ``peak_sec``. ``intervals``: at most 120,
+    each ``width_sec`` wide (1, 2 or 5 times a power of ten). Intervals without an eviction are
+    left out.
     """
 
     mean_per_sec: float | None
@@ -99,8 +101,10 @@ class Rate:
 
 @dataclass(frozen=True)
 class Reused:
-    """``blocks`` that had been found from ``least`` to ``most`` times when they were evicted;
-    ``most`` is None in the last row."""
+    """``blocks`` that requests had found ``least`` to ``most`` times before the eviction.
+
+    ``most`` is None in the last row.
+    """
 
     least: int
     most: int | None
@@ -109,8 +113,10 @@ class Reused:
 
 @dataclass(frozen=True)
 class Evictions:
-    """All evictions, and the same by reason, by what the content was, by engine and by KV cache
-    group. ``regretted`` and ``harmless`` (blocks) leave copies out."""
+    """All evictions; the same by reason, by origin of the content, by engine and by KV cache group.
+
+    ``regretted`` and ``harmless`` (blocks) leave copies out.
+    """
 
     total: Evicted
     by_reason: Mapping[str, Evicted]
@@ -129,7 +135,10 @@ _REUSE_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 @dataclass
 class EvictionTally:
-    """The evictions seen so far, from ``begin_sec`` on, summed up."""
+    """Sums up the evictions from ``begin_sec`` on.
+
+    ``neighbours``: sums over neighbouring rows that are alike, not yet merged into the others.
+    """
 
     begin_sec: float
     sums: list[pl.DataFrame] = field(default_factory=list)
@@ -137,18 +146,17 @@ class EvictionTally:
     reuses: list[pl.DataFrame] = field(default_factory=list)
     evictors: list[pl.DataFrame] = field(default_factory=list)
     owners: list[pl.DataFrame] = field(default_factory=list)
-    runs: list[pl.DataFrame] = field(default_factory=list)
-    """Not summed up yet."""
+    neighbours: list[pl.DataFrame] = field(default_factory=list)
 
     def add(self, batch: pl.DataFrame) -> None:
         rows = batch.with_columns(
             pl.col("group").fill_null(0), second=pl.col("timestamp_sec").cast(pl.Int64)
         )
         since = pl.col("timestamp_sec") - self.begin_sec
-        # What was evicted while it was held had not been kept at all.
+        # A block that was evicted while a request held it had not been kept at all.
         kept = pl.when(pl.col("evictable_sec") > since).then(since).otherwise("evictable_sec")
-        self.runs.append(
-            in_runs(
+        self.neighbours.append(
+            summed_neighbours(
                 rows,
                 [*_KEYS, "second", "evicting_request", "owner_request"],
                 kept=kept.sum(),
@@ -157,25 +165,25 @@ class EvictionTally:
                 copies_left=(pl.col("copies_left") > 0).sum().cast(pl.Int64),
             )
         )
-        # Much faster than to group the rows, of which there are few different ones.
+        # Much faster than grouping the rows: there are few different counts.
         counts = batch["reuse_count"].value_counts(name="blocks").cast({"blocks": pl.Int64})
         self._keep(self.reuses, counts)
-        if sum(part.height for part in self.runs) > _MANY:
+        if sum(part.height for part in self.neighbours) > _MANY:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        if not self.runs:
+        if not self.neighbours:
             return
-        runs, blocks = pl.concat(self.runs), pl.col("blocks").sum()
-        self.runs.clear()
-        self._keep(self.sums, runs.group_by(_KEYS).agg(pl.col(_COUNTS).sum()))
-        self._keep(self.seconds, runs.group_by("second").agg(blocks))
-        self._keep(self.evictors, runs.group_by("engine", "evicting_request").agg(blocks))
+        rows, blocks = pl.concat(self.neighbours), pl.col("blocks").sum()
+        self.neighbours.clear()
+        self._keep(self.sums, rows.group_by(_KEYS).agg(pl.col(_COUNTS).sum()))
+        self._keep(self.seconds, rows.group_by("second").agg(blocks))
+        self._keep(self.evictors, rows.group_by("engine", "evicting_request").agg(blocks))
         owner = pl.col("owner_request").fill_null("").alias("request_id")
-        self._keep(self.owners, runs.group_by("engine", owner).agg(pl.col("kept").sum()))
+        self._keep(self.owners, rows.group_by("engine", owner).agg(pl.col("kept").sum()))
 
     def by_evictor(self) -> pl.DataFrame:
-        """``blocks`` that each ``engine`` and ``evicting_request`` evicted."""
+        """Columns: ``engine``, ``evicting_request`` and the ``blocks`` that it evicted."""
         self._sum_up()
         empty = pl.DataFrame(
             schema={"engine": pl.Int64, "evicting_request": pl.String, "blocks": pl.Int64}
@@ -183,8 +191,11 @@ class EvictionTally:
         return _summed([empty, *self.evictors])
 
     def kept_by_owner(self) -> pl.DataFrame:
-        """For how many block-seconds what was evicted had been ``kept`` without a holder, by
-        ``engine`` and ``request_id``, the last holder's; empty where that is not known."""
+        """How long evicted blocks had been kept before, by their last holder.
+
+        Columns: ``engine``, ``request_id`` (of the last holder; empty where it is not known),
+        ``kept`` (block-seconds without a holder).
+        """
         self._sum_up()
         empty = pl.DataFrame(
             schema={"engine": pl.Int64, "request_id": pl.String, "kept": pl.Float64}
@@ -194,7 +205,7 @@ class EvictionTally:
     def result(
         self, session: Session, facts: Facts, usage: Usage, missed: pl.DataFrame
     ) -> Evictions:
-        """The answers; ``missed`` is what ``missed_for_capacity`` found."""
+        """All figures. ``missed``: what ``missed_for_capacity`` returns."""
         self._sum_up()
         sums = _summed([_NOTHING, *self.sums]).with_columns(
             pl.col("origin").fill_null("unknown"), tokens=_block_size(facts)
@@ -228,7 +239,7 @@ class EvictionTally:
     def _reuse_counts(self) -> tuple[Reused, ...]:
         if not self.reuses:
             return ()
-        # In the row of the highest bound that is not above it.
+        # The row of a count is that of the highest bound that is not above it.
         bound = pl.sum_horizontal(pl.col("reuse_count") >= least for least in _REUSE_BOUNDS)
         reuses = _summed(self.reuses).group_by(bound.alias("row")).agg(pl.col("blocks").sum())
         blocks = dict(reuses.iter_rows())
@@ -279,16 +290,22 @@ _NO_SECONDS = pl.DataFrame(schema={"second": pl.Int64, "blocks": pl.Int64})
 
 
 def missed_for_capacity(classified: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
-    """The blocks that were missed because their content had been evicted.
+    """The blocks that lookups missed because their content had been evicted.
 
-    Columns: of those of ``analysis.prefix.misses.classify`` what tells the block and its eviction,
-    and of the lookup its ``engine`` and ``block_size``.
+    Columns: ``lookup``, ``timestamp_sec``, ``index``, ``key`` and ``stretch`` of the missed block,
+    ``evicted_sec``, ``eviction`` and ``evicting_request`` of the eviction, as in
+    ``analysis.prefix.misses.classify``; ``engine`` and ``block_size`` (tokens) of the lookup.
+
+    Args:
+        classified: what ``analysis.prefix.misses.classify`` returns.
+        asked: ``Prompts.asked`` of the session.
+
     """
     return (
         classified.lazy()
         .filter(pl.col("reason") == "capacity")
         .select(
-            *("lookup", "timestamp_sec", "index", "key", "piece"),
+            *("lookup", "timestamp_sec", "index", "key", "stretch"),
             *("evicted_sec", "eviction", "evicting_request"),
         )
         .join(asked.lazy().select("lookup", "engine", "block_size"), on="lookup")
@@ -297,8 +314,8 @@ def missed_for_capacity(classified: pl.DataFrame, asked: pl.DataFrame) -> pl.Dat
 
 
 def _first_missed(missed: pl.DataFrame) -> pl.DataFrame:
-    """Of each eviction the first block that was missed because of it."""
-    # They come almost sorted, so this is faster than to group them.
+    """For each eviction the first block that a lookup missed because of it."""
+    # The rows come almost sorted: sorting them is faster than grouping.
     rows = missed.select("eviction", "evicted_sec", "timestamp_sec").sort(
         "eviction", "timestamp_sec"
     )
@@ -339,7 +356,7 @@ def _split(sums: pl.DataFrame, key: str) -> dict[Any, Evicted]:
 
 
 def _width(seconds: int) -> int:
-    """Whole seconds that a bin is wide: 1, 2 or 5 times a power of ten."""
+    """The width of a bin in whole seconds: 1, 2 or 5 times a power of ten."""
     width = 1
     while (seconds + width - 1) // width + 1 > _BINS:
         width = width * 5 // 2 if str(width)[0] == "2" else width * 2

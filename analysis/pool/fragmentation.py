@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which share of the slots in held blocks holds no token, and what would it be in other blocks?
+"""Which share of the slots in held blocks has no token, and what would it be in other blocks?
 
-A request's last block is partly empty: that is internal fragmentation, as operating systems have
-it (PagedAttention's paper, arXiv 2309.06180, section 3.1, measures it for KV caches). Shared
-blocks are full ones, so what is empty is each request's own.
+The last block of a request is partly empty. Operating systems call this internal fragmentation;
+section 3.1 of the PagedAttention paper (arXiv 2309.06180) measures it for KV caches. Requests
+share full blocks only, so the empty slots of a request are its own.
 
-Told at each request's end, where it is exact, and over its life: from its first token to its end
-a request grows by a token at a time, from its prompt to its last computed token. That this took
-the same time for each is an assumption. Requests that were preempted are left out of the latter,
-as when they held blocks is not in their row; before the first token the whole prompt is taken to
-be there.
+At the end of each request the share is exact. Over its life it rests on two assumptions: before
+the first token the whole prompt is in its blocks, and after it the request grows by one token at a
+time, at an even pace, up to its last computed token. Preempted requests are left out of the share
+over their lives, since their rows do not say when they held blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from analysis.tables.session import Session
 
 TABLE = "requests"
 BLOCK_SIZES = (8, 16, 32, 64, 128)
-"""Those for which the share is computed, beside the session's own."""
+"""Block sizes for which the share is computed, beside the session's own."""
 
 _COLUMNS = (
     "timestamp",
@@ -41,8 +40,11 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Empty:
-    """Shares of slots without a token, from 0 to 1, in blocks of ``block_size`` tokens, at the
-    requests' ends and over their lives; None where there is nothing to tell it by."""
+    """Slots without a token in blocks of ``block_size`` tokens, as shares of all slots (0 to 1).
+
+    ``at_end``: at the ends of the requests. ``over_time``: over their lives, weighted by time.
+    Both are None where no request counts.
+    """
 
     block_size: int
     at_end: float | None
@@ -56,11 +58,12 @@ class Empty:
 
 @dataclass(frozen=True)
 class Fragmentation:
-    """Of ``requests`` that ended and held blocks then: ``slots`` in these, and ``empty_slots``
-    that held no token. ``actual``: the shares at the session's own block size, its share at the
-    end as the blocks were, ahead-of-time ones for speculation included. ``by_block_size``: what
-    they would be for the same requests in blocks of other sizes. ``filled_at_peak_pct``: of all
-    slots of the pool, those that held a token at its peak, if the share over time is right then.
+    """``requests`` that ended with blocks had ``slots`` in them, ``empty_slots`` without a token.
+
+    ``actual``: the shares at the session's own block size; at the end it counts the blocks that
+    requests really held, those ahead of time for speculation included. ``by_block_size``: the
+    shares of the same requests in blocks of other sizes. ``filled_at_peak_pct``: slots of the pool
+    that had a token at its peak, in percent, if the share over time holds there.
     """
 
     requests: int
@@ -72,8 +75,8 @@ class Fragmentation:
 
 
 def measure(session: Session, facts: Facts, usage: Usage) -> Fragmentation | None:
-    """Internal fragmentation; None where the session cannot tell: several KV cache groups, or no
-    request that ended with blocks.
+    """Internal fragmentation; None for several KV cache groups, or where no request ended with
+    blocks.
 
     Raises:
         SessionError: the file cannot be read.
@@ -122,7 +125,7 @@ def _filled(usage: Usage, empty: float | None) -> float | None:
 
 
 def _sums(batch: pl.DataFrame, sizes: list[int]) -> pl.DataFrame:
-    """Slots and tokens at the ends of these requests, and times the seconds that they were held."""
+    """Slots and tokens of these requests: at their ends, and times the seconds of their lives."""
     tokens, prompt = pl.col("computed_tokens"), pl.col("input_length")
     admitted = pl.col("timestamp") / 1e3 + pl.col("queue_sec")
     first, end = pl.col("first_token_sec"), pl.col("finish_sec")
@@ -134,7 +137,7 @@ def _sums(batch: pl.DataFrame, sizes: list[int]) -> pl.DataFrame:
         decode=(end - first).clip(0),
     )
     steps = pl.col("last") - pl.col("prompt")
-    # While it grows a request has prompt + 1, ... last tokens, each for the same time.
+    # A request grows through prompt + 1, prompt + 2, ... last tokens, each for the same time.
     mean = pl.when(steps > 0).then((pl.col("prompt") + 1 + pl.col("last")) / 2).otherwise("prompt")
     token_time = pl.col("prefill") * pl.col("prompt") + pl.col("decode") * mean
     times = {"token_time": token_time.sum()}
@@ -158,6 +161,6 @@ def _slots(tokens: pl.Expr, size: int) -> pl.Expr:
 
 
 def _slots_up_to(tokens: pl.Expr, size: int) -> pl.Expr:
-    """The slots of requests of 1, 2, ... so many tokens, added up."""
+    """The sum of the slots of requests with 1, 2, ... and so many tokens."""
     full, rest = tokens // size, tokens % size
     return size * (size * full * (full + 1) // 2 + rest * (full + 1))

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds blocks, since when, and does anybody hold them who no longer lives?
+"""Which requests hold blocks, since when, and does the pool hold blocks of requests that ended?
 
-A request's blocks are those that it got and took up since it last let go of all of them: with
-one group of full attention its block table only grows until it is preempted or ends. Blocks that
-requests share are counted with each. A request lives until it has its row in requests.jsonl.
+With one group of full attention the block table of a request only grows until the request is
+preempted or ends. So its blocks are all that it allocated and reused since it last freed them. A
+block that several requests share counts for each of them. A request has ended once it has its row
+in requests.jsonl.
 
-A leak is what the pool says is held beyond the blocks of the requests that live. With nothing
-running and nothing waiting that is all that is held. Where requests that live share blocks it is
-at least so much.
+Blocks leak if the pool holds more of them than the requests that have not ended. While no request
+runs or waits, every held block has leaked. Where requests share blocks, the leak is at least the
+difference.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from analysis.tables.session import Session
 
 TABLE = "kv_cache_allocations"
 SHOWN = 10
-"""How many holders are named, and how many suspects of a leak."""
+"""How many holders, and how many suspects of a leak, are named."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A request and its ``blocks``, of which it took ``reused_blocks`` up from the prefix cache;
-    ``since_sec``: when it got the first of them; ``age_sec``: how long ago that was."""
+    """A request and its ``blocks``, ``reused_blocks`` of them found in the prefix cache.
+
+    ``since_sec``: when it got the first of them. ``age_sec``: how long ago that was.
+    """
 
     request_id: str
     engine: int
@@ -42,8 +45,10 @@ class Holder:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A request that has ended, with blocks that it got and that nobody has freed; ``ended_sec``:
-    when it ended. Where requests shared blocks it may be another's that its name stands for."""
+    """A request that ended at ``ended_sec`` and allocated ``blocks`` that nobody has freed.
+
+    Where requests shared blocks, another one of them may be to blame.
+    """
 
     request_id: str
     engine: int
@@ -55,11 +60,11 @@ class Suspect:
 class Holders:
     """What was held at ``at_sec``.
 
-    ``held_blocks``: what the pools say is held. ``requests``: that live and hold blocks,
-    ``blocks`` in all, shared ones counted with each; ``oldest`` of them first. ``leaked_blocks``:
-    held beyond those, ``at_least`` so many where requests may share blocks. ``idle_sec``: how
-    long nothing had been running or waiting at ``at_sec``; None if something was. ``suspects``:
-    whose the leaked blocks may be, the most blocks first.
+    ``held_blocks``: by the pools' own count. ``requests``: requests that had not ended and held
+    ``blocks``, shared ones counted for each; ``oldest``: some of them, the oldest first.
+    ``leaked_blocks``: held beyond these, ``at_least`` so many where requests may share blocks.
+    ``idle_sec``: how long no request had run or waited at ``at_sec``, None if one did.
+    ``suspects``: requests that the leaked blocks may belong to, those with most blocks first.
     """
 
     at_sec: float
@@ -74,7 +79,10 @@ class Holders:
 
 
 class HolderTally:
-    """What the requests that had not ended at a moment hold, of the allocations seen so far."""
+    """The blocks of the requests that have not ended at a moment, the session's end by default.
+
+    It needs every row of kv_cache_allocations.csv, those in the warm-up included.
+    """
 
     def __init__(
         self,
@@ -86,12 +94,12 @@ class HolderTally:
         at_sec: float | None = None,
     ) -> None:
         self._session = session
-        # The tables' own precision: a session's end comes from a wall clock.
+        # The precision of the tables: the end of a session comes from a wall clock.
         self._at = round(session.end_sec if at_sec is None else at_sec, 6)
         micros = round(self._at * 1e6)
         states = [part.filter(pl.col("micros") <= micros) for part in pools.by_engine.values()]
         known = [part for part in states if not part.is_empty()]
-        self._is_told = bool(known) and block_size_of(facts, usage) is not None
+        self._is_known = bool(known) and block_size_of(facts, usage) is not None
         self._held = sum(int(part["held"][-1]) for part in known)
         idle = [since for part in known if (since := _idle_since(part)) is not None]
         self._idle_sec = self._at - max(idle) if idle and len(idle) == len(known) else None
@@ -99,28 +107,29 @@ class HolderTally:
         self._moves: list[pl.DataFrame] = []
 
     def add(self, batch: pl.DataFrame) -> None:
-        if self._is_told:
+        if self._is_known:
             moves = _moves(batch.lazy(), self._at).select(*_NAME, *_MOVED)
             living = moves.join(self._ended.lazy(), on=_NAME, how="anti", maintain_order="left")
             self._moves.append(living.collect())
 
     def result(self) -> Holders | None:
-        """The holders; None where the session cannot tell: with several KV cache groups or
-        pools, or without a usage row.
+        """The holders; None with several KV cache groups or pools, or without a usage row.
 
         Raises:
             SessionError: a table cannot be read.
 
         """
-        if not self._is_told:
+        if not self._is_known:
             return None
         at, idle_sec = self._at, self._idle_sec
         living = _living(pl.concat(self._moves), at) if self._moves else _NOBODY
         blocks = int(living["blocks"].sum())
-        # While something runs, the tables must name it; while they are written, they do not all
-        # reach equally far.
-        told = idle_sec is not None or (self._session.state != "running" and not living.is_empty())
-        leaked = max(0, self._held - blocks) if told else 0
+        # While a request runs the tables must name one. While the tables are being written, they
+        # do not all reach equally far.
+        comparable = idle_sec is not None or (
+            self._session.state != "running" and not living.is_empty()
+        )
+        leaked = max(0, self._held - blocks) if comparable else 0
         return Holders(
             at_sec=at,
             held_blocks=self._held,
@@ -153,27 +162,27 @@ _NOBODY = pl.DataFrame(
 def measure(
     session: Session, facts: Facts, usage: Usage, pools: States, *, at_sec: float | None = None
 ) -> Holders | None:
-    """Who held blocks at a moment, the session's end if none is given, as ``HolderTally`` tells.
+    """Who held blocks at a moment, the session's end if none is given; None as for the tally.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    collected = HolderTally(session, facts, usage, pools, at_sec=at_sec)
+    tally = HolderTally(session, facts, usage, pools, at_sec=at_sec)
     for batch in session.batches(TABLE, COLUMNS, history=True):
-        collected.add(batch)
-    return collected.result()
+        tally.add(batch)
+    return tally.result()
 
 
 def _idle_since(states: pl.DataFrame) -> float | None:
-    """Since when the engine had had no request; None if it has one."""
+    """Since when the engine has had no request, in seconds; None if it has one."""
     busy = states["idle"].fill_null(False).not_().arg_true()
     first_idle = 0 if busy.is_empty() else int(busy[-1]) + 1
     return None if first_idle == states.height else float(states["micros"][first_idle]) / 1e6
 
 
 def _ended(session: Session, at: float) -> pl.DataFrame:
-    """The requests that had ended by then."""
+    """The requests that had ended by ``at``."""
     return session.collect(
         "requests",
         lambda table: table.filter(pl.col("finish_sec") <= at).select(
@@ -184,17 +193,19 @@ def _ended(session: Session, at: float) -> pl.DataFrame:
 
 
 def _living(moves: pl.DataFrame, at: float) -> pl.DataFrame:
-    """A row for each request that had not ended and held blocks: the fields of ``Holder``, the
-    oldest first."""
+    """A row for each request that had not ended and held blocks, the oldest first.
+
+    Its columns are the fields of ``Holder``.
+    """
     number, event = pl.int_range(pl.len()), pl.col("event")
-    kept = number > number.filter(event == "free").max().fill_null(-1)
+    since_freed = number > number.filter(event == "free").max().fill_null(-1)
     blocks, time = pl.col("num_blocks"), pl.col("timestamp_sec")
     return (
         moves.group_by("engine", "request_id", maintain_order=True)
         .agg(
-            blocks=blocks.filter(kept).sum(),
-            reused_blocks=blocks.filter(kept & (event == "reuse")).sum(),
-            since_sec=time.filter(kept).min(),
+            blocks=blocks.filter(since_freed).sum(),
+            reused_blocks=blocks.filter(since_freed & (event == "reuse")).sum(),
+            since_sec=time.filter(since_freed).min(),
         )
         .filter(pl.col("blocks") > 0)
         .sort("since_sec", "engine", "request_id")
@@ -228,7 +239,7 @@ def _suspects(session: Session, at: float, ended: pl.DataFrame) -> tuple[Suspect
 
 
 def _moves(table: pl.LazyFrame, at: float) -> pl.LazyFrame:
-    """What requests got, took up and let go until then."""
+    """The blocks that requests allocated, reused and freed until then."""
     return table.filter(
         (pl.col("timestamp_sec") <= at)
         & pl.col("event").is_in(["allocate", "reuse", "free"])

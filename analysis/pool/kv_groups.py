@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which KV cache group's contents fill the pool?
 
-Groups with different kinds of attention share one pool and its queue of free blocks. A group whose
-blocks are let go while a request runs, as those of a sliding window are, puts more into that queue
-than it holds, and can push the other groups' contents out while usage is low.
+Groups with different kinds of attention share one pool and its queue of free blocks. A sliding
+window frees blocks while a request runs. So its group puts more blocks into the queue than it
+holds, and can push the contents of other groups out while usage is low.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from analysis.tables.session import Session
 
 @dataclass(frozen=True)
 class Contents:
-    """One group's blocks, warm-up included, since the pool was filled then, too.
+    """One group's blocks, warm-up included, since the pool filled up then, too.
 
-    ``allocated``: handed out. ``cached``: whose content became reusable. ``evicted``: that lost
-    it. ``left``: contents in the pool at the end, held or not; ``share`` of all groups', from 0
-    to 1.
+    ``kind``: vLLM's name for its kind of attention. ``block_size``: tokens. ``allocated``: blocks
+    that were handed out. ``cached``: blocks whose content became reusable. ``evicted``: blocks
+    that lost their content. ``left``: contents in the pool at the end, held or not; ``share``: of
+    those of all groups, from 0 to 1.
     """
 
     group: int
@@ -36,7 +37,7 @@ class Contents:
 
 
 def measure(session: Session, facts: Facts) -> tuple[Contents, ...]:
-    """The groups in their order; empty for a model with one, for which there is no question.
+    """The groups in their order; empty for a model with one group.
 
     Raises:
         SessionError: a table cannot be read.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long did evicted blocks live, and how long had they not been used when they went?"""
+"""How long did evicted blocks live, and how long had they been idle when they were evicted?"""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ COLUMNS = ("lifetime_sec", "idle_sec", "evictable_sec")
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """Of every evicted block: ``lifetime`` from allocation to eviction, ``idle`` from the last
-    allocation or reuse to eviction, ``evictable`` since its last holder let go (none where a
-    holder had not)."""
+    """The times of every evicted block, in seconds.
+
+    ``lifetime``: from its allocation to its eviction. ``idle``: from its last allocation or reuse
+    to its eviction. ``evictable``: from the moment that its last holder let go of it; blocks that
+    were evicted while a request held them have no such time.
+    """
 
     lifetime: Spread
     idle: Spread
@@ -25,8 +28,10 @@ class Lifetimes:
 
 @dataclass
 class LifetimeTally:
-    """The values of kv_cache_evictions.csv seen so far: 12 bytes an eviction, as long as they are
-    whole microseconds of little more than an hour, which is what the tables have."""
+    """Keeps all three times of every eviction: 12 bytes an eviction.
+
+    Times that are not whole microseconds, or over an hour and eleven minutes, take 8 bytes each.
+    """
 
     parts: dict[str, list[pl.Series]] = field(
         default_factory=lambda: {column: [] for column in COLUMNS}
@@ -58,6 +63,6 @@ _SLICE = 1_000_000
 
 
 def _seconds(micros: pl.Series) -> pl.Series:
-    """The very numbers that decimals of so many microseconds are read as."""
-    # By one number Polars does not divide, but multiplies by its inverse, which is not exact.
+    """Exactly the numbers that Polars reads from the decimals of a table."""
+    # Polars does not divide by a single number: it multiplies by the inverse, which is not exact.
     return micros / pl.repeat(1e6, len(micros), eager=True)

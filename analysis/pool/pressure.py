@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How full was an engine's pool at this moment, and which of the guide's bands is that?
+"""How full was an engine's pool at a moment, and in which band of usage is that?
 
-Of a model with several pools the first one counts.
+The bands are those of ``analysis.pool.usage.Bands``: under 40 %, to 60, 80 and 90 %, and over
+90 %. The first pool counts where a model has several.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ _STATES = {
 class States:
     """Every state of every engine's pool, warm-up included, in the order of time.
 
-    ``micros``: since when, in microseconds; ``held`` blocks, and those ``available`` to be handed
-    out; ``idle``: no request ran or waited.
+    Columns: ``micros`` (since when, in microseconds), ``usage_pct``, ``held`` blocks, blocks that
+    are ``available`` for allocation (cached and free ones), ``idle`` (no request ran or waited).
     """
 
     by_engine: Mapping[int, pl.DataFrame]
 
     def of(self, engine: int) -> pl.DataFrame:
+        """The states of one engine's pool; empty for an engine without a row."""
         return self.by_engine.get(engine, pl.DataFrame(schema=_STATES))
 
 
 def states(session: Session) -> States:
-    """The states of the session's pools: 21 bytes a row of the table.
+    """The states of the session's pools. They take 21 bytes for each row of the table.
 
     Raises:
         SessionError: the table cannot be read.
@@ -70,8 +72,14 @@ def states(session: Session) -> States:
 
 
 def with_states(rows: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame:
-    """The rows, which are in the order of ``micros``, each with the state of that moment."""
-    # Of a long session's states, a batch of rows needs few.
+    """The rows, each with the columns of the state at its moment; null before the first state.
+
+    Args:
+        rows: in the order of ``micros``, a column of theirs.
+        states: of the same engine, from ``States.of``.
+
+    """
+    # A batch of rows needs few of the states of a long session.
     reached = states["micros"].search_sorted(
         pl.concat([rows["micros"].head(1), rows["micros"].tail(1)]), "right"
     )
@@ -80,19 +88,19 @@ def with_states(rows: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_engine(rows: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    """Each engine's rows, without the column that says so."""
-    told = rows.drop_nulls("engine")
-    parts = told.partition_by("engine", as_dict=True, include_key=False, maintain_order=True)
+    """The rows of each engine, without the column ``engine``; those of no engine are left out."""
+    known = rows.drop_nulls("engine")
+    parts = known.partition_by("engine", as_dict=True, include_key=False, maintain_order=True)
     return {int(key[0]): part for key, part in parts.items()}
 
 
 def micros(column: str, unit: float = 1.0) -> pl.Expr:
-    """A column of seconds, or of so many seconds' ``unit``, in whole microseconds."""
+    """A column of times in whole microseconds. ``unit``: how many seconds its unit has."""
     return (pl.col(column) * (unit * 1e6)).round().cast(pl.Int64).alias("micros")
 
 
 def band(usage: pl.Expr) -> pl.Expr:
-    """The position in ``BANDS`` of a usage in percent; null where it is not known."""
+    """The position in ``BANDS`` of a usage in percent; null where the usage is null."""
     return (
         pl.when(usage > 90)
         .then(4)

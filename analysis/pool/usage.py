@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How full was the KV cache, and for how long?
 
-Every figure is weighted by time: a row of kv_cache_usage.csv holds until the next row of the same
-engine and pool, the last one until the session's end. Time before an engine's first row is not
-counted, nor is what is left out as warm-up; the state that held when that ended counts from then
-on. Several engines or pools are also told together, as one distribution in which each one's every
-second counts the same.
+Every figure is weighted by time. A row of kv_cache_usage.csv holds until the next row of the same
+engine and pool, the last one until the session's end. Neither the time before an engine's first
+row nor the warm-up counts; the state at the end of the warm-up counts from there on. For several
+engines or pools there is also one distribution of all of them, in which a second of each counts
+the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _POOL = ("engine", "pool")
 
 @dataclass(frozen=True)
 class PoolState:
-    """A pool's blocks at one moment; the sum of several where ``engine`` and ``pool`` are None."""
+    """The blocks of a pool at one moment; of all pools where ``engine`` and ``pool`` are None."""
 
     engine: int | None
     pool: int | None
@@ -47,10 +47,10 @@ class PoolState:
 
 @dataclass(frozen=True)
 class Bands:
-    """The share of the time, from 0 to 1, that usage spent in each of the guide's bands.
+    """The share of the time, from 0 to 1, that usage spent in each of five bands.
 
-    A band begins at its lower bound and ends before its upper one, but for 90 % itself, which is
-    not over 90 %.
+    A band includes its lower bound and not its upper one. 90 % itself is the exception: it is not
+    over 90 %.
     """
 
     under_40: float
@@ -64,10 +64,12 @@ class Bands:
 class PoolUsage:
     """The usage of one pool, or of all of them where ``engine`` and ``pool`` are None.
 
-    ``mean_pct``, ``p50_pct``, ``p95_pct``: in percent of the pool's blocks, None where no time
-    passed; so are ``bands`` and ``held_share``, the share of the time in which any block was
-    held, from 0 to 1. ``peak``: the first moment of the highest usage. ``end``: the state after
-    the last change, and its time (where warm-up is left out, no time is before its end).
+    ``observed_sec``: the time that counts. ``mean_pct``, ``p50_pct``, ``p95_pct`` and
+    ``peak_pct``: in percent of the pool's blocks. ``held_share``: the share of the time in which
+    a request held any block, from 0 to 1; ``mean_while_held_pct``: the mean over that time.
+    ``peak``: the first moment of the highest usage. ``end``: the state after the last change, and
+    when that was (not before the end of the warm-up). Means, quantiles, ``bands`` and
+    ``held_share`` are None where no time passed.
     """
 
     engine: int | None
@@ -86,19 +88,19 @@ class PoolUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    """``combined`` is None where there is no row at all; ``pools`` go by engine and pool."""
+    """``pools``: sorted by engine and pool. ``combined``: all of them, None without any row."""
 
     combined: PoolUsage | None
     pools: tuple[PoolUsage, ...]
 
     @property
     def observed_sec(self) -> float | None:
-        """From the first row on, of the engine that was there first; None without a row."""
+        """Seconds since the first row of any engine; None without a row."""
         return max((pool.observed_sec for pool in self.pools), default=None)
 
 
 def blocks_by_engine(usage: Usage) -> dict[int, int]:
-    """Blocks that requests can hold in each engine's first pool, of engines with a usage row."""
+    """Blocks that requests can hold in the first pool of each engine that has a row."""
     return {
         pool.engine: pool.end.total_blocks
         for pool in usage.pools
@@ -133,7 +135,7 @@ def measure(session: Session) -> Usage:
 
 
 def _held(rows: pl.DataFrame, begin_sec: float) -> pl.DataFrame:
-    """The states that held at any moment from ``begin_sec`` on, and ``until`` when each did.
+    """The states that held at any moment from ``begin_sec`` on, and ``until`` when.
 
     The last row of each pool only ends the one before it.
     """
@@ -147,7 +149,7 @@ def _held(rows: pl.DataFrame, begin_sec: float) -> pl.DataFrame:
 
 
 def _time_at_levels(held: pl.DataFrame) -> pl.DataFrame:
-    """How long, in microseconds, each pool was at each usage."""
+    """How long each pool was at each usage, in microseconds."""
     begin, until = ((pl.col(at) * 1e6).round().cast(pl.Int64) for at in ("timestamp_sec", "until"))
     return (
         held.lazy()
@@ -233,7 +235,7 @@ def _state(row: pl.DataFrame) -> PoolState:
 
 
 def _sum(states: list[PoolState]) -> PoolState:
-    """The pools as one; its usage is that of all their blocks."""
+    """All pools as one. Its usage is the share of all their blocks."""
     if len(states) == 1:
         return states[0]
     held = sum(state.held_blocks for state in states)

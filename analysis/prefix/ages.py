@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is the cache large enough: do contents come back sooner than they are evicted?
 
-The age of a content is the time since its last use: at a hit since the request before was
-admitted that used it, at an eviction what vLLM calls idle before evict. Where most contents come
-back younger than others are evicted, there is room for what is asked for. The time to the last
-use is that to an admission, so a block that the request before filled later, in a later chunk of
-its prompt or in its answer, was in truth a little younger at its hit.
+The age of a content is the time since its last use. At a hit it counts from the admission of the
+request that used the content before; at an eviction it is the idle time (vLLM's "idle before
+evict"). The cache has room for what is asked for if most contents come back younger than others
+are evicted. A request may fill a block long after its admission, in a later chunk of its prompt or
+in its answer: such a block was a little younger at its next hit than its age here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from analysis.stats.spread import Spread, spread
 
 @dataclass(frozen=True)
 class Ages:
-    """``at_hit`` of every block that was found, ``at_eviction`` of every block that was evicted;
-    their bins have the same bounds.
+    """Ages in seconds: ``at_hit`` of every block that a lookup found, ``at_eviction`` of every
+    evicted block. Their bins have the same bounds.
 
-    ``reuses``: blocks asked for that had been used before, found or not. ``later``: those that
-    came back after more time than the median age at eviction; ``later_share`` from 0 to 1. Both
-    are None where nothing was evicted.
+    ``reuses``: blocks that a request asked for and an earlier one had used, found or not.
+    ``later``: those of them that were older than the median age at eviction; ``later_share``: as a
+    share, from 0 to 1. Both are None where nothing was evicted.
     """
 
     at_hit: Spread
@@ -37,7 +37,7 @@ class Ages:
 
 
 def measure(uses: pl.DataFrame, lifetimes: Lifetimes) -> Ages:
-    """The ages, from what ``reuse.shared`` found and the idle times of evicted blocks."""
+    """The ages, from ``analysis.prefix.reuse.uses`` and the idle times of evicted blocks."""
     ages = reuse_gaps(uses)
     median = lifetimes.idle.p50_sec
     later = None if median is None else int((ages["gap"] > median).sum())

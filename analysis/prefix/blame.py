@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which request's blocks took the place of what others then had to compute again?
+"""Which request evicted contents that others then had to compute again?
 
-The chain is evictor, evicted content, later miss. It is told by ``analysis.prefix.misses``: a block
-that was missed because its content had been evicted names the eviction, and that names the request
-which needed the room. So every recomputed token has one evictor.
+``analysis.prefix.misses`` names the eviction for each block that a lookup missed because of one,
+and the eviction names the request that needed the room: its *evictor*. So every recomputed token
+has one evictor.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import polars as pl
 from analysis.prefix.prompts import ENGINES, Prompts
 
 SHOWN = 10
-"""How many evictors and contents are named."""
+"""How many evictors, and how many contents, are named."""
 
 _NAME = ["engine", "evicting_request"]
 
 
 @dataclass(frozen=True)
 class Evictor:
-    """A request that evicted what ``requests`` others asked for later.
+    """A request that evicted contents which ``requests`` others asked for later.
 
-    ``recomputed_tokens``: that they had to compute again because of it, ``after_p50_sec`` after
-    the eviction (the median over their blocks). ``evicted_blocks``: all that it evicted;
-    ``regretted_blocks``: those of them that were asked for. ``input_tokens``: of its prompt.
-    ``one_off``: no later request asked for any block that it computed; both are None where it had
-    not ended. ``request_id`` is None for evictions by a reset, or at somebody's explicit wish.
+    ``recomputed_tokens``: tokens that these had to compute again, ``after_p50_sec`` after the
+    eviction (median over the blocks). ``evicted_blocks``: all that it evicted;
+    ``regretted_blocks``: those whose content was asked for again. ``input_tokens``: the length of
+    its prompt. ``one_off``: whether no later request asked for a block that it computed. The last
+    two are None where it had not ended. ``request_id`` is None for evictions by a reset or at an
+    explicit wish.
     """
 
     request_id: str | None
@@ -44,14 +45,14 @@ class Evictor:
 
 @dataclass(frozen=True)
 class Sweepers:
-    """The one-off requests that evicted what others asked for later: nobody asked for anything
-    that they computed, so they swept the cache and left nothing of use in it.
+    """The one-off requests that evicted what others asked for later.
 
-    ``evicted_blocks`` and ``evicted_tokens``: all that they evicted. ``regretted_blocks``: what
-    of it was asked for later; ``recomputed_tokens``: the cost, and ``share`` of all tokens that
-    were computed again because of evictions, from 0 to 1. ``proven_blocks``: of the regretted
-    ones those whose content two or more requests had used before, so that a policy which counts
-    uses would have had a reason to keep it.
+    No request asked for anything that they computed: they swept the cache and left nothing of use
+    in it. ``evicted_blocks`` and ``evicted_tokens``: all that they evicted. ``regretted_blocks``:
+    those whose content was asked for later. ``recomputed_tokens``: tokens computed again because
+    of that; ``share``: of all that were computed again because of evictions, from 0 to 1.
+    ``proven_blocks``: regretted blocks whose content two or more requests had used before, so that
+    a policy which counts uses would have had a reason to keep them.
     """
 
     requests: int
@@ -65,11 +66,11 @@ class Sweepers:
 
 @dataclass(frozen=True)
 class Content:
-    """``blocks`` of a prompt, which lie from ``begin_token`` to ``end_token`` in it, were evicted,
-    and the same ``misses`` lookups asked for each of them later.
+    """``blocks`` of a prompt that were evicted and then missed by the same ``misses`` lookups.
 
-    ``content_id``: of the last of them, which stands for the prompt up to there. ``evictions``:
-    of these blocks, each as often as it was evicted. ``recomputed_tokens``: computed again.
+    They hold the tokens from ``begin_token`` to ``end_token``. ``content_id``: of the last of
+    them; it stands for the whole prompt up to there. ``evictions``: how often one of these blocks
+    was evicted. ``recomputed_tokens``: tokens that the lookups' requests computed again.
     """
 
     content_id: int
@@ -84,9 +85,10 @@ class Content:
 
 @dataclass(frozen=True)
 class Blame:
-    """``recomputed_tokens``: all that were computed again because of evictions. ``evictors``:
-    how many requests evicted them; ``worst``: the first of those, the costliest first.
-    ``contents``: the costliest ones.
+    """``recomputed_tokens``: all tokens that were computed again because of evictions.
+
+    ``evictors``: how many requests evicted these; ``worst``: the costliest of them, the worst
+    first. ``sweepers``: the one-off ones among them. ``contents``: the contents that cost most.
     """
 
     recomputed_tokens: int
@@ -100,20 +102,20 @@ def measure(
     missed: pl.DataFrame,
     prompts: Prompts,
     uses: pl.DataFrame,
-    returns: pl.DataFrame,
+    asked_again: pl.DataFrame,
     evicted: pl.DataFrame,
 ) -> Blame:
-    """Who is to blame.
+    """Who evicted what was needed, and what that cost.
 
     Args:
-        missed: blocks, as ``analysis.pool.evictions.missed_for_capacity`` found them.
+        missed: what ``analysis.pool.evictions.missed_for_capacity`` returns.
         prompts: of the session.
-        uses: what ``analysis.prefix.reuse.shared`` found.
-        returns: what ``analysis.prefix.reuse.returns`` made of them.
-        evicted: how many ``blocks`` each ``engine`` and ``evicting_request`` evicted.
+        uses: what ``analysis.prefix.reuse.uses`` returns.
+        asked_again: what ``analysis.prefix.reuse.asked_again`` returns.
+        evicted: what ``analysis.pool.evictions.EvictionTally.by_evictor`` returns.
 
     """
-    evictors = _evictors(missed, prompts, returns, evicted)
+    evictors = _evictors(missed, prompts, asked_again, evicted)
     return Blame(
         recomputed_tokens=int(missed["block_size"].sum()),
         evictors=int(evictors["evicting_request"].is_not_null().sum()),
@@ -139,7 +141,7 @@ def measure(
 
 
 def _evictors(
-    missed: pl.DataFrame, prompts: Prompts, returns: pl.DataFrame, evicted: pl.DataFrame
+    missed: pl.DataFrame, prompts: Prompts, asked_again: pl.DataFrame, evicted: pl.DataFrame
 ) -> pl.DataFrame:
     """One row for each evictor, the costliest first."""
     late = (pl.col("timestamp_sec") - pl.col("evicted_sec")).sort()
@@ -154,13 +156,13 @@ def _evictors(
         )
         .cast({"evicting_request": pl.String})
     )
-    # A client that uses a request id again: its requests are told as one, by the last of them.
+    # A client may use a request id again. Its requests count as one, and the last one names it.
     known = (
         prompts.asked.drop_nulls("request")
         .unique(["engine", "request_id"], keep="last", maintain_order=True)
         .select("engine", "request", evicting_request="request_id", input_tokens="query_tokens")
     )
-    useful = returns.filter(pl.col("asked") > 0).select("request")
+    useful = asked_again.filter(pl.col("asked") > 0).select("request")
     return (
         evictors.join(known, on=_NAME, how="left")
         .join(useful.with_columns(one_off=pl.lit(value=False)), on="request", how="left")
@@ -178,12 +180,14 @@ def _sweepers(missed: pl.DataFrame, uses: pl.DataFrame, evictors: pl.DataFrame) 
     names = sweepers.select(_NAME).cast({"evicting_request": pl.Categorical})
     swept = missed.join(names, on=_NAME, how="semi")
     lost = swept.unique("eviction").sort("evicted_sec")
-    used = uses.select("begin_sec", piece="key", before=pl.col("begin_sec").cum_count().over("key"))
+    used = uses.select(
+        "begin_sec", stretch="key", before=pl.col("begin_sec").cum_count().over("key")
+    )
     proven = lost.join_asof(
         used.sort("begin_sec"),
         left_on="evicted_sec",
         right_on="begin_sec",
-        by="piece",
+        by="stretch",
         check_sortedness=False,
     )
     recomputed, every = int(swept["block_size"].sum()), int(missed["block_size"].sum())
@@ -209,7 +213,7 @@ def _contents(missed: pl.DataFrame) -> tuple[Content, ...]:
         first=pl.col("lookup").min(),
         same=pl.col("lookup").hash().sum(),
     )
-    # Blocks that the same lookups missed belong to one prefix of their prompts.
+    # Blocks that the same lookups missed belong to the same prefix.
     rows = (
         blocks.sort("index")
         .group_by("first", "misses", "same", maintain_order=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which prefixes do the prompts share, where do they part, and are they long enough to be found?
 
-requests.jsonl has a number for each prompt's first 16, 32, 48, ... tokens, the same for the same
-tokens, whatever the block size and whether prefix caching was on. So a place where prompts part
-is known to within the distance of two such lengths.
+requests.jsonl has a number for the first 16, 32, 48, ... tokens of each prompt. It is the same for
+the same tokens, whatever the block size, and with prefix caching off, too. So the place where
+prompts part is known to within the distance of two such lengths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from analysis.tables.schema import TABLES
 from analysis.tables.session import Session
 
 MOST_REQUESTS = 100_000
-"""So many requests, from the first on, are looked at."""
+"""How many requests are looked at, from the first on."""
 
 SHOWN = 5
 """How many families are named."""
@@ -28,11 +28,11 @@ COLUMNS = ("timestamp", "request_id", "input_length", "prefix_ids")
 
 @dataclass(frozen=True)
 class Family:
-    """``requests`` prompts that share their first ``shared_tokens`` tokens and no more.
+    """``requests`` prompts that share their first ``shared_tokens`` tokens.
 
-    Before token ``part_before`` most of them have gone on alone, in ``continuations`` different
-    ways. ``tokens_after``: what these prompts have after the shared part, all together.
-    ``example``: one of the requests.
+    Most of them part before token ``part_before``, in ``continuations`` different ways.
+    ``tokens_after``: the sum of what these prompts have after the shared part. ``example``: the id
+    of one of the requests.
     """
 
     requests: int
@@ -45,11 +45,12 @@ class Family:
 
 @dataclass(frozen=True)
 class TooShort:
-    """Prompts that share a beginning with an earlier one that fills no block of ``unit`` tokens.
+    """``requests`` prompts that share a beginning with an earlier one, but no block of ``unit``
+    tokens.
 
-    ``longest_tokens``: the longest such beginning. ``finding_unit``: the largest power of two
-    that would have found something in half of them, and ``found_tokens`` what it would have
-    found in all of them; None where that is under 16.
+    ``longest_tokens``: the longest of these beginnings. ``finding_unit``: the largest power of two
+    with which half of these prompts would have found something, None where that is under 16;
+    ``found_tokens``: what all of them would have found with it.
     """
 
     unit: int
@@ -61,9 +62,12 @@ class TooShort:
 
 @dataclass(frozen=True)
 class Families:
-    """``requests`` were looked at. ``sharing``: those whose beginning an earlier request had, at
-    least 16 tokens of it; ``shared_tokens`` of ``prompt_tokens``: what they share. ``unit``:
-    tokens that a hit is a multiple of; ``unit_never_fills``: no request is long enough for one.
+    """``requests`` and their ``prompt_tokens`` were looked at.
+
+    ``sharing``: requests that share at least 16 tokens with the beginning of an earlier one, and
+    ``shared_tokens`` in all. ``unit``: tokens that a hit is a multiple of; ``unit_never_fills``:
+    no request can be long enough for one. ``largest``: the families with most tokens after the
+    shared part.
     """
 
     requests: int
@@ -78,19 +82,19 @@ class Families:
 
 @dataclass
 class FamilyTally:
-    """The first requests of those seen so far, with the numbers of their beginnings."""
+    """Keeps the first ``MOST_REQUESTS`` requests with the numbers of their beginnings."""
 
     parts: list[pl.DataFrame] = field(default_factory=list)
     count: int = 0
 
     def add(self, batch: pl.DataFrame) -> None:
         if self.count < MOST_REQUESTS:
-            told = batch.select(COLUMNS).drop_nulls("prefix_ids")
-            self.parts.append(told.head(MOST_REQUESTS - self.count))
+            known = batch.select(COLUMNS).drop_nulls("prefix_ids")
+            self.parts.append(known.head(MOST_REQUESTS - self.count))
             self.count += self.parts[-1].height
 
     def result(self, session: Session, facts: Facts) -> Families:
-        """The families of the prompts, in order of the tokens that could not be shared."""
+        """The families of the prompts. The tally is empty afterwards."""
         known = TABLES[TABLE].columns
         empty = pl.DataFrame(schema={name: known[name] for name in COLUMNS})
         requests = (
@@ -140,7 +144,7 @@ def _lengths(session: Session) -> list[int]:
 
 
 def _levels(requests: pl.DataFrame, lengths: list[int]) -> tuple[pl.Series, tuple[Family, ...]]:
-    """How many tokens each request shares with an earlier one, and the families, largest first."""
+    """How many tokens each request shares with an earlier one, and the largest families."""
     shared = pl.zeros(requests.height, dtype=pl.Int64, eager=True).alias("shared")
     level = requests.select("request", "input_length", parent=pl.lit(0, pl.Int64))
     families: list[pl.DataFrame] = []
@@ -164,7 +168,7 @@ def _levels(requests: pl.DataFrame, lengths: list[int]) -> tuple[pl.Series, tupl
 
 
 def _parting(level: pl.DataFrame, above: int, length: int) -> pl.DataFrame:
-    """The families that share ``above`` tokens and of which most go on alone."""
+    """The families that share ``above`` tokens and whose prompts mostly go on alone."""
     going_on = pl.col("own").is_not_null()
     return (
         level.group_by("parent")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the prompts was not found for which reason, and what would have found it?
+"""How much of the prompts did lookups miss for which reason, and what would have found it?
 
-``misses`` says the reason of each block; this sums them up. Every token of an admitted request's
-prompt is found, or missed with a reason, or in the last block, which is not full.
+``misses`` gives each missed block its reason; this module sums them up. Each token of an admitted
+request's prompt was found, or missed for a reason, or lies in a last block that is not full.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ BLOCK_COLUMNS = (
     "evicting_request",
     "lacking_group",
 )
-"""Of what ``analysis.prefix.misses.classify`` says of the missed blocks."""
+"""The columns of ``analysis.prefix.misses.classify`` that ``measure`` needs."""
 
 SHOWN = 5
 """How many of the costliest requests are named."""
 
 _NEVER_CACHED = ("compulsory", "last token", "unknown")
-"""What no cache of this engine could have found, of whatever size."""
+"""Reasons of blocks that no cache of this engine could have found, whatever its size."""
 
 
 @dataclass(frozen=True)
 class Missed:
-    """Full blocks that were missed for one reason, their tokens, and the requests that missed
+    """Full blocks that lookups missed for one reason, their tokens, and the requests that missed
     any of them."""
 
     blocks: int
@@ -51,15 +51,15 @@ class Missed:
 
 @dataclass(frozen=True)
 class Short:
-    """What the blocks that had been evicted would have taken.
+    """What it would have taken to find the blocks that had been evicted.
 
-    ``late_p50_sec``, ``late_p95_sec``: how long before the lookup the block had been evicted: so
-    much earlier, it would have been found. ``blocks``: those that were missed for no other reason
-    than evictions, in their prompt as far back as the hit; ``more_blocks_p50``, ``_p90`` and
-    ``_max``: of these, by how many blocks the pool was too small, at most: the blocks that were
-    handed out from the eviction to the lookup, each of which a larger pool puts off by one; and
-    no more than would hold all contents that the session ever had, beside what requests held at
-    the peak. ``bounded``: those for which that was less.
+    ``late_p50_sec``, ``late_p95_sec``: seconds from a block's eviction to the lookup that missed
+    it. ``blocks``: missed blocks that stood behind no block missed for another reason.
+    ``more_blocks_p50``, ``_p90`` and ``_max``: the quantiles, over these, of the blocks by which
+    the pool was too small, at most. For one block this is the number of blocks allocated from its
+    eviction to the lookup, as each block more in the pool puts the eviction off by one allocation;
+    but no more than would hold every content of the session beside what requests held at the peak.
+    ``bounded``: blocks for which the latter was less.
     """
 
     late_p50_sec: float | None
@@ -73,11 +73,11 @@ class Short:
 
 @dataclass(frozen=True)
 class Costly:
-    """A request that had to compute ``tokens`` again because they had been evicted.
+    """A request that had to compute ``tokens`` again because their blocks had been evicted.
 
-    ``evicted_by``: the request whose blocks took the place of the first of them, ``late_sec``
-    before the lookup; ``more_blocks``: as many more would have kept them all, at most, None where
-    other reasons were in the way.
+    It was looked up at ``timestamp_sec``. ``evicted_by``: the request that evicted the first of
+    these blocks, ``late_sec`` before the lookup. ``more_blocks``: with so many blocks more, at
+    most, the pool would have kept them all; None where other reasons stood in the way.
     """
 
     request_id: str
@@ -91,15 +91,16 @@ class Costly:
 
 @dataclass(frozen=True)
 class MissReasons:
-    """Of the admitted requests' prompts, each request once, by the lookup that admitted it.
+    """The prompts of the admitted requests, each counted once, by the lookup that admitted it.
 
-    ``by_reason``: by the reasons of ``misses``, those that occurred, most tokens first;
-    ``held_back_by``: blocks by the KV cache group that had lost them, as far as evictions tell.
+    ``by_reason``: the reasons of ``misses`` that occurred, those with most tokens first.
+    ``held_back_by``: blocks by the KV cache group that lacked them, as far as evictions show it.
     ``unknown_requests``: requests that had not ended, so that their contents are not known; all
-    their missed blocks are ``unknown``. ``partial_tokens``: in last blocks that are not full.
-    ``recomputed_tokens``: computed again because of evictions; ``recomputed_share``: of all the
-    prompt tokens that had to be computed, from 0 to 1. ``ceiling``: the hit rate of tokens that
-    this workload could have reached on this engine at most, with a pool that never evicts.
+    their missed blocks are ``unknown``. ``partial_tokens``: tokens in last blocks that are not
+    full. ``recomputed_tokens``: tokens computed again because of evictions; ``recomputed_share``:
+    of all prompt tokens that had to be computed, from 0 to 1. ``ceiling``: the highest hit rate of
+    tokens that these requests could have reached on these engines, with pools that never evict.
+    ``short``: what it would have taken. ``costliest``: the requests that computed most again.
     """
 
     requests: int
@@ -118,7 +119,7 @@ class MissReasons:
 
 @dataclass
 class HandedOutTally:
-    """How many blocks each engine had handed out by when, of the allocations seen so far."""
+    """Keeps when each engine allocated how many blocks."""
 
     parts: list[pl.DataFrame] = field(default_factory=list)
 
@@ -131,7 +132,8 @@ class HandedOutTally:
         )
 
     def result(self) -> pl.DataFrame:
-        """``engine``, ``timestamp_sec`` and the blocks ``handed_out`` up to then, by time."""
+        """By time: ``engine``, ``timestamp_sec``, and ``handed_out``, the blocks that it had
+        allocated by then. The tally is empty afterwards."""
         schema = {"engine": pl.Int32, "num_blocks": pl.Int32, "timestamp_sec": pl.Float64}
         rows = pl.concat([pl.DataFrame(schema=schema), *self.parts])
         self.parts.clear()
@@ -145,15 +147,17 @@ class HandedOutTally:
 def useful_blocks(
     facts: Facts, usage: Usage, prompts: Prompts, contents: Mapping[int, int]
 ) -> dict[int, int]:
-    """By engine, the blocks that would hold all that the session ever had, beyond what its pool
-    has: all contents, and room for what requests held at the peak. Engines of which that is not
-    known are left out: with several KV cache groups, or requests that have not ended.
+    """By engine, the blocks by which a pool would have to be larger to hold all that it ever had.
+
+    That is every content of the session, and room for what requests held at the peak. It is empty
+    for several KV cache groups, and where requests have not ended. It leaves engines out whose
+    pool is large enough.
 
     Args:
         facts: of the session.
         usage: of its pools.
         prompts: of the session.
-        contents: how many different ones each engine computed.
+        contents: how many different contents each engine computed.
 
     """
     if block_size_of(facts, usage) is None or prompts.asked["request"].null_count():
@@ -163,7 +167,7 @@ def useful_blocks(
         for pool in usage.pools
         if pool.engine is not None
     }
-    # Where they would all fit, blocks were lost for other reasons than room.
+    # Where they would all fit, blocks were evicted for another reason than room.
     return {engine: blocks for engine, blocks in every.items() if blocks > 0}
 
 
@@ -177,9 +181,9 @@ def measure(
 
     Args:
         prompts: the session's prompts.
-        blocks: what ``analysis.prefix.misses.classify`` said of them, at least ``BLOCK_COLUMNS``.
-        handed_out: what ``HandedOutTally`` counted.
-        useful: what the function of this name found.
+        blocks: what ``analysis.prefix.misses.classify`` returns, at least ``BLOCK_COLUMNS``.
+        handed_out: what ``HandedOutTally.result`` returns.
+        useful: what ``useful_blocks`` returns.
 
     """
     asked = prompts.asked.filter("in_window").with_columns(
@@ -217,15 +221,15 @@ def measure(
 
 
 def _by_reason(known: pl.DataFrame, blocks: pl.DataFrame, unknown_tokens: int) -> dict[str, Missed]:
-    """The blocks by reason, those included that need no history to tell."""
+    """The blocks by reason, those included that ``misses`` leaves out."""
     size = pl.col("block_size")
     sizes = known.select("lookup", "block_size")
     by_lookup = blocks.group_by("lookup", "reason").len("blocks").join(sizes, on="lookup")
     missed = (pl.col("full_blocks") - pl.col("first_missed")).clip(0)
     last = (pl.col("ends_prompt") & (missed > 0)).cast(pl.Int64)
-    told = by_lookup.group_by("lookup").agg(told=pl.col("blocks").sum().cast(pl.Int64))
-    others = known.join(told, on="lookup", how="left").select(
-        "lookup", "block_size", last=last, new=missed - last - pl.col("told").fill_null(0)
+    explained = by_lookup.group_by("lookup").agg(explained=pl.col("blocks").sum().cast(pl.Int64))
+    others = known.join(explained, on="lookup", how="left").select(
+        "lookup", "block_size", last=last, new=missed - last - pl.col("explained").fill_null(0)
     )
     whole = pl.concat(
         [
@@ -250,12 +254,23 @@ def _by_reason(known: pl.DataFrame, blocks: pl.DataFrame, unknown_tokens: int) -
 def with_shortfall(
     blocks: pl.DataFrame, handed_out: pl.DataFrame, useful: Mapping[int, int] | None = None
 ) -> pl.DataFrame:
-    """The blocks that had been evicted, with ``late_sec`` and ``more_blocks``, and whether these
-    are ``bounded`` by what is ``useful``.
+    """The missed blocks that had been evicted, by ``lookup`` and ``index``.
 
-    ``more_blocks`` is what would have kept this block and those before it in its prompt: with n
-    blocks more in the pool, vLLM's queue of free blocks takes each block n handed-out blocks
-    later. It is null where a block before it was missed for another reason.
+    Columns: ``lookup``, ``index``, ``timestamp_sec`` (of the lookup), ``evicted_sec``,
+    ``evicting_request``, ``engine``; ``since`` (blocks allocated from the eviction to the lookup),
+    ``first_other`` (the first block of the prompt that was missed for another reason),
+    ``late_sec`` (seconds from the eviction to the lookup), ``more_blocks``, and whether these are
+    ``bounded`` by what is useful.
+
+    ``more_blocks`` would have kept this block and those before it in its prompt: with n blocks
+    more in the pool, vLLM's queue of free blocks gives each block out n allocations later. It is
+    null where a block before it was missed for another reason.
+
+    Args:
+        blocks: what ``analysis.prefix.misses.classify`` returns.
+        handed_out: what ``HandedOutTally.result`` returns.
+        useful: what ``useful_blocks`` returns.
+
     """
     evicted = pl.col("reason") == "capacity"
     other = blocks.filter(~evicted).group_by("lookup").agg(first_other=pl.col("index").min())
@@ -269,9 +284,9 @@ def with_shortfall(
     )
 
     def up_to(moment: str, *, inclusive: bool) -> pl.Series:
-        """Blocks handed out on each block's engine up to this moment of its own."""
+        """Blocks that the engine of each missed block had allocated by this moment of its own."""
         moments = lost.select("engine", timestamp_sec=moment).with_row_index("row")
-        # Engine by engine: by a key such a join is several times slower.
+        # Engine by engine: such a join is several times slower with a key.
         parts = [
             part.sort("timestamp_sec").join_asof(
                 handed_out.filter(pl.col("engine") == engine).drop("engine"),

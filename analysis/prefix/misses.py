@@ -5,10 +5,10 @@ Every full block of an admitted request's prompt that was not found gets one rea
 known of its content when the request was looked up:
 
 ``last token``
-    The block ends the prompt. vLLM always computes the last token, so it cannot be found.
+    The block ends the prompt. vLLM always computes the last token, so no lookup can find it.
 ``speculation``
-    It was found, and given up again: speculative decoding with a draft head computes the last
-    block of a hit anew.
+    The lookup found it and gave it up again: speculative decoding with a draft head computes the
+    last block of a hit anew.
 ``not yet cached``
     A running request with the same prefix had not computed it yet.
 ``capacity``
@@ -16,19 +16,18 @@ known of its content when the request was looked up:
 ``held back``
     It was cached, and another KV cache group lacked it.
 ``behind``
-    It was cached, and a block before it was not, so it could not be reached.
+    It was cached, and a block before it was not. A hit needs every block before it.
 ``other rank``
-    This engine never had it; another data-parallel rank's cache held it.
+    This engine never had it, and the cache of another data-parallel rank did.
 ``compulsory``
     No request had computed it before.
 ``unknown``
-    The request had not ended when the session did, so its contents are not told.
+    The request had not ended when the session did, so its contents are not known.
 
-With one KV cache group of full attention these are exact: a running request holds what it has
-computed, so a block that is missed while it is in its prefill is one that it has not computed
-yet; and what it has computed stays cached until the eviction that leaves no copy. With several
-groups they speak of the first group of full attention, and a hit ends where another one lacks
-what it needs.
+With one KV cache group of full attention the reasons are exact. A running request holds what it
+has computed, so what others miss during its prefill is what it has not computed yet; and what it
+has computed stays cached until the eviction that leaves no copy. With several groups the reasons
+hold for the first group of full attention, and a hit ends where another group lacks a block.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ EVICTION_COLUMNS = (
 
 @dataclass
 class LossTally:
-    """The evictions, seen so far, of ``wanted`` contents and of which no copy was left.
+    """Keeps the evictions of ``wanted`` contents that left no copy.
 
-    ``eviction`` is a row's number in kv_cache_evictions.csv, from 0.
+    ``wanted``: content ids. ``seen``: how many rows of kv_cache_evictions.csv have gone by.
     """
 
     wanted: pl.Series
@@ -78,7 +77,7 @@ class LossTally:
             batch.with_row_index("eviction", offset=self.seen)
             .lazy()
             .filter(
-                # A join would first copy the rows that it looks up, with their text.
+                # A join would first copy the rows that it looks up, text included.
                 (pl.col("copies_left").fill_null(0) == 0)
                 & pl.col("content_id").is_in(self.wanted.implode())
             )
@@ -94,6 +93,11 @@ class LossTally:
         self.seen += batch.height
 
     def result(self) -> pl.DataFrame:
+        """A row for each of these evictions, in the table's order. The tally is empty afterwards.
+
+        Columns: ``eviction`` (the row's number in the table, from 0), ``key``, ``evicted_sec``,
+        ``evicting_request``, ``group``.
+        """
         empty = pl.DataFrame(
             schema={
                 "eviction": pl.UInt32,
@@ -108,21 +112,21 @@ class LossTally:
         return rows
 
 
-def missed_blocks(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
-    """The missed blocks whose content some other request has, too, of lookups in the window, by
-    time.
+def missed_blocks(prompts: Prompts, stretches: pl.DataFrame) -> pl.DataFrame:
+    """The blocks that lookups in the window missed and whose content another request has, too.
 
-    All other missed blocks are ``compulsory``; those that end their prompt are ``last token``.
-    Neither are here: ``Prompts.asked`` tells how many there are.
+    They are sorted by time. Blocks that end their prompt (``last token``) and all other missed
+    blocks (``compulsory``) are left out: ``Prompts.asked`` says how many there are.
 
-    Columns: ``lookup``, ``timestamp_sec``, ``index``, ``key``, ``piece`` (the key of the piece that
-    it belongs to), ``first`` (the first one that this lookup missed); and of the requests with this
-    content that began to run before, on the same engine: ``computing``, one that was still
-    computing it, and ``made_sec``, when it was last computed if none was.
+    Columns: ``lookup``, ``timestamp_sec``, ``index``, ``key``, ``stretch`` (the key of the block's
+    stretch), ``first`` (it is the first block that this lookup missed). Two more columns are about
+    the requests with this content that were admitted before, on the same engine: ``computing``,
+    the number of one that was still computing it, and ``made_sec``, since when it had been
+    computed if none was.
 
     Args:
         prompts: of the session, with their contents.
-        pieces: what ``analysis.prefix.stretches.shared`` found.
+        stretches: what ``analysis.prefix.stretches.in_common`` returns.
 
     """
     asked = prompts.asked.filter("in_window").drop_nulls("request")
@@ -136,7 +140,7 @@ def missed_blocks(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
     begin = pl.max_horizontal("index", "first_missed")
     end = pl.min_horizontal(pl.col("index") + pl.col("blocks"), "beyond")
     return (
-        _with_makers(_holders(pieces, prompts.runs))
+        _with_makers(_makers(stretches, prompts.stints))
         .lazy()
         .filter("in_prompt")
         .join(lookups.lazy(), on="order")
@@ -147,7 +151,7 @@ def missed_blocks(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
             "first_missed",
             index=pl.int_ranges(begin, end, dtype=pl.UInt32),
             row=pl.col("at") - pl.col("index"),
-            piece="key",
+            stretch="key",
             computing=pl.when(pl.col("latest_sec") > pl.col("timestamp_sec")).then("computing"),
             made_sec=pl.when(pl.col("made_sec") > _NEVER).then("made_sec"),
         )
@@ -157,7 +161,7 @@ def missed_blocks(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
             "lookup",
             "timestamp_sec",
             "index",
-            "piece",
+            "stretch",
             "computing",
             "made_sec",
             key=pl.lit(prompts.contents["key"]).gather("row"),
@@ -171,13 +175,15 @@ def missed_blocks(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
 _NEVER = -1.0
 
 
-def _holders(pieces: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
-    """The pieces in each run of the requests that have them: until when it was being computed
-    (``computing_sec``), and since when it was there (``made_sec``; null where that run did not get
-    so far)."""
+def _makers(stretches: pl.DataFrame, stints: pl.DataFrame) -> pl.DataFrame:
+    """A row for each stretch in each stint of the requests that have it.
+
+    ``computing_sec``: until when that stint was computing the stretch. ``made_sec``: since when it
+    was computed, null where that stint did not get so far.
+    """
     first_token = pl.col("first_token_sec")
     in_prefill = first_token.is_between("begin_sec", "end_sec") & pl.col("in_prompt")
-    return pieces.join(runs, on="request").select(
+    return stretches.join(stints, on="request").select(
         *("key", "order", "request", "index", "blocks", "at", "in_prompt"),
         computing_sec=pl.when(in_prefill).then(first_token).otherwise("end_sec"),
         made_sec=pl.when("made").then(
@@ -186,13 +192,15 @@ def _holders(pieces: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_makers(holders: pl.DataFrame) -> pl.DataFrame:
-    """The holders with what those before them come to: ``latest_sec``, until when the last of them
-    was computing it, and which one that was, ``computing``; ``made_sec``, since when the newest
-    was there."""
+def _with_makers(makers: pl.DataFrame) -> pl.DataFrame:
+    """The rows with what the stints before them did with the same stretch.
+
+    ``latest_sec``: until when the last of them was computing it; ``computing``: the request of
+    that one; ``made_sec``: when it was last computed.
+    """
     before = pl.col("key") == pl.col("key").shift(1)
     return (
-        holders.sort("key", "order")
+        makers.sort("key", "order")
         .with_columns(latest_sec=pl.col("computing_sec").cum_max().over("key"))
         .with_columns(
             computing=pl.when(pl.col("computing_sec") == pl.col("latest_sec"))
@@ -205,7 +213,7 @@ def _with_makers(holders: pl.DataFrame) -> pl.DataFrame:
 
 
 def content_ids(blocks: pl.DataFrame) -> pl.Series:
-    """The content ids whose evictions decide why these blocks were missed."""
+    """The different content ids of these blocks: their evictions decide why they were missed."""
     ids: pl.Series = blocks["key"] // ENGINES
     return ids.unique()
 
@@ -213,7 +221,7 @@ def content_ids(blocks: pl.DataFrame) -> pl.Series:
 def classify(
     blocks: pl.DataFrame,
     prompts: Prompts,
-    pieces: pl.DataFrame,
+    stretches: pl.DataFrame,
     evicted: pl.DataFrame,
     *,
     group: int = 0,
@@ -221,17 +229,18 @@ def classify(
 ) -> pl.DataFrame:
     """The missed blocks with their ``reason``.
 
-    For ``capacity``: ``evicted_sec``, ``eviction`` (row number) and ``evicting_request`` of the
+    The columns of ``blocks``, and more by reason; they are null for the other reasons. For
+    ``capacity``: ``evicted_sec``, ``eviction`` (row number) and ``evicting_request`` of the
     eviction that lost the content. For ``not yet cached``: ``computing``, the number of the
-    request that was computing it. For ``other rank``: ``rank``. For ``held back``:
-    ``lacking_group``, if an eviction tells it.
+    request that was computing it. For ``other rank``: ``rank``, the lowest that had it. For
+    ``held back``: ``lacking_group``, where an eviction shows it.
 
     Args:
-        blocks: what ``missed_blocks`` found.
+        blocks: what ``missed_blocks`` returns.
         prompts: of the same session.
-        pieces: of its prompts.
-        evicted: what ``LossTally`` found for ``content_ids(blocks)``.
-        group: the KV cache group that is spoken of.
+        stretches: what ``analysis.prefix.stretches.in_common`` returns.
+        evicted: what ``LossTally.result`` returns for ``content_ids(blocks)``.
+        group: the KV cache group that the reasons hold for.
         drops_hit_block: speculative decoding gives the last block of a hit up again.
 
     """
@@ -251,35 +260,35 @@ def classify(
         .then(_said("other rank"))
         .otherwise(_said("compulsory"))
     )
-    told = _with(known, _other_ranks(known, prompts, pieces, evicted, group))
-    return _with(told, _lacking_groups(known, evicted, group)).with_columns(reason=reason)
+    ranked = _with(known, _other_ranks(known, prompts, stretches, evicted, group))
+    return _with(ranked, _lacking_groups(known, evicted, group)).with_columns(reason=reason)
 
 
 def _said(reason: str) -> pl.Expr:
     return pl.lit(reason, REASON)
 
 
-def _with(blocks: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
-    """The blocks with what is told of some of them, by ``lookup`` and ``index``."""
+def _with(blocks: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """The blocks with what was found out about some of them, by ``lookup`` and ``index``."""
     place = ["lookup", "index"]
-    if told.is_empty():
+    if found.is_empty():
         # One engine, one KV cache group: the usual case.
         return blocks.with_columns(
             pl.lit(None, kind).alias(name)
-            for name, kind in told.schema.items()
+            for name, kind in found.schema.items()
             if name not in place
         )
-    return blocks.join(told, on=place, how="left")
+    return blocks.join(found, on=place, how="left")
 
 
 def _of_group(evicted: pl.DataFrame, group: int) -> pl.DataFrame:
-    # Not copied where all are, as they usually are: there may be millions.
+    # Usually all are, and then millions of rows need no copy.
     is_of_group = evicted["group"] == group
     return evicted if is_of_group.all() else evicted.filter(is_of_group)
 
 
 def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:
-    """The blocks with the eviction that had lost each content since it was last computed."""
+    """The blocks with the eviction of their content since it was last computed, if there is one."""
     lost = evicted.select("key", "evicted_sec", "eviction", "evicting_request").sort("evicted_sec")
     since = pl.col("made_sec").is_null() | (pl.col("evicted_sec") >= pl.col("made_sec"))
     return (
@@ -289,7 +298,7 @@ def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:
             left_on="timestamp_sec",
             right_on="evicted_sec",
             by="key",
-            # What the request itself evicts comes after its lookup.
+            # The request itself evicts after its lookup.
             allow_exact_matches=False,
             check_sortedness=False,
         )
@@ -303,16 +312,16 @@ def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:
 def _other_ranks(
     blocks: pl.DataFrame,
     prompts: Prompts,
-    pieces: pl.DataFrame,
+    stretches: pl.DataFrame,
     evicted: pl.DataFrame,
     group: int,
 ) -> pl.DataFrame:
-    """The lowest rank whose cache held a block's content that this block's own engine lacked."""
+    """For blocks that their own engine never had, the lowest rank whose cache had the content."""
     found = [pl.DataFrame(schema={"lookup": pl.UInt32, "index": pl.UInt32, "rank": pl.Int64})]
     ranks = prompts.asked["engine"].unique().sort().to_list()
     if len(ranks) > 1:
-        holders = _holders(pieces, prompts.runs)
-        made = holders.select("made_sec", piece="key").drop_nulls().sort("made_sec")
+        makers = _makers(stretches, prompts.stints)
+        made = makers.select("made_sec", stretch="key").drop_nulls().sort("made_sec")
         lacking = blocks.filter(pl.col("made_sec").is_null()).drop("made_sec")
         for rank in ranks:
             there = (
@@ -322,13 +331,13 @@ def _other_ranks(
                     "index",
                     "timestamp_sec",
                     key=pl.col("key") // ENGINES * ENGINES + rank,
-                    piece=pl.col("piece") // ENGINES * ENGINES + rank,
+                    stretch=pl.col("stretch") // ENGINES * ENGINES + rank,
                 )
                 .join_asof(
                     made,
                     left_on="timestamp_sec",
                     right_on="made_sec",
-                    by="piece",
+                    by="stretch",
                     check_sortedness=False,
                 )
                 .drop_nulls("made_sec")
@@ -343,7 +352,7 @@ def _other_ranks(
 
 
 def _lacking_groups(blocks: pl.DataFrame, evicted: pl.DataFrame, group: int) -> pl.DataFrame:
-    """For cached blocks the other group that had lost the content since it was computed."""
+    """For cached blocks, another group that had lost the content since it was computed."""
     others = (
         evicted.filter(pl.col("group") != group)
         .select("key", lost_sec="evicted_sec", lacking_group="group")

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much did prefix caching save, and why does vLLM's own hit rate say something else?
 
-The true rate counts each request once, by the lookup that led to its admission: what it asked for
-and what it did not have to compute. Requests that come back after a preemption find their own
-blocks, and requests that must not read the cache cannot hit, so neither counts.
+The true rate counts each request once, by the lookup that led to its admission: the tokens of its
+prompt, and those that it did not have to compute. Two kinds of lookups do not count: those after a
+preemption, which find the request's own blocks, and those of requests that must not read the
+cache, which cannot hit.
 
-vLLM's rate is what its counters prefix_cache_hits and prefix_cache_queries would come to over the
-session, by the rule of the release that ran. (Its log line covers the last 1,000 requests only.)
+vLLM's rate is that of its counters prefix_cache_hits and prefix_cache_queries over the session, by
+the rule of the release that ran. (The rate in its log covers the last 1,000 requests only.)
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _RULES = (
     ((0, 11, 1), NOT_RESUMED),
     ((0, 27, 0), ADMITTED),
 )
-"""What vLLM counts, from which release on."""
+"""Which lookups vLLM counts, from which release on."""
 
 
 @dataclass(frozen=True)
 class Lookups:
-    """Some lookups: how many, the tokens they asked for and the tokens they found."""
+    """So many lookups, the tokens that they asked for, and the tokens that they found."""
 
     lookups: int = 0
     query_tokens: int = 0
@@ -43,7 +44,7 @@ class Lookups:
 
     @property
     def token_rate(self) -> float | None:
-        """Tokens found of tokens asked for, from 0 to 1; None where none were asked for."""
+        """Tokens found, of tokens asked for, from 0 to 1; None where none were asked for."""
         return self.hit_tokens / self.query_tokens if self.query_tokens else None
 
     def __add__(self, other: Lookups) -> Lookups:
@@ -61,9 +62,11 @@ class Lookups:
 class TrueRate:
     """The admitted requests, each counted once.
 
-    ``token_rate``: prompt tokens found in the cache of all prompt tokens. ``request_rate``:
-    requests that found any. Both from 0 to 1, None where there is no request. External tokens
-    came from a KV connector and are not part of either.
+    ``requests_hit``: those that found any token. ``query_tokens``: their prompts' tokens;
+    ``hit_tokens``: those that they found in the cache. ``external_...``: requests that found
+    tokens through a KV connector, and these tokens; neither is part of the other figures.
+    ``token_rate`` and ``request_rate``: the shares of tokens found and of requests that hit, from
+    0 to 1, None without a request.
     """
 
     requests: int
@@ -78,12 +81,12 @@ class TrueRate:
 
 @dataclass(frozen=True)
 class VllmRate:
-    """What vLLM counts and the rate it comes to, from 0 to 1.
+    """The lookups that vLLM counts, and the rate that follows, from 0 to 1.
 
-    ``rule`` says which lookups are counted. ``counted`` is the true rate's lookups plus
-    ``repeated`` plus ``resumed``: lookups of requests that were not admitted by them, and lookups
-    after a preemption, both as far as the rule counts them. Where the release is not known, all
-    of these are None.
+    ``rule``: which lookups this release counts. ``counted``: those of the true rate, plus
+    ``repeated`` (lookups that did not lead to an admission), plus ``resumed`` (lookups after a
+    preemption); both as far as the rule counts them. All of these are None where the release is
+    not known.
     """
 
     version: str | None
@@ -98,7 +101,7 @@ class VllmRate:
 class PrefixCache:
     """Both rates, and the lookups that the true one leaves out, whether vLLM counts them or not.
 
-    ``repeated``: lookups of requests that were not admitted by them. ``resumed``: lookups after a
+    ``repeated``: lookups that did not lead to an admission. ``resumed``: lookups after a
     preemption. ``skipped``: lookups of requests that must not read the cache.
     """
 
@@ -134,7 +137,7 @@ def measure(session: Session) -> PrefixCache:
 
 
 def _sums(table: pl.LazyFrame) -> pl.LazyFrame:
-    """By kind and outcome: all lookups, and what each of them asked for and found."""
+    """By kind and outcome: the lookups, and the tokens that they asked for and found."""
     return table.group_by("kind", "admitted").agg(
         pl.col("lookups").sum(),
         query_tokens=(pl.col("query_tokens") * pl.col("lookups")).sum(),
@@ -161,7 +164,7 @@ def _true_rate(counted: pl.DataFrame) -> TrueRate:
 
 
 def _lookups(sums: pl.DataFrame) -> Lookups:
-    """Every lookup of these rows, repeated ones as often as they were made."""
+    """The sum of these rows. A lookup that was repeated counts as often as it was made."""
     row = sums.select("lookups", "query_tokens", "hit_tokens").sum().row(0)
     return Lookups(*row)
 
@@ -171,8 +174,8 @@ def _vllm_rate(
 ) -> VllmRate:
     known = release(version)
     if known is None:
-        named = None if version is None else str(version)
-        return VllmRate(named, None, None, None, None, None)
+        text = None if version is None else str(version)
+        return VllmRate(text, None, None, None, None, None)
     rule = next(rule for since, rule in reversed(_RULES) if known >= since)
     if rule == ADMITTED:
         repeated = admitted_again

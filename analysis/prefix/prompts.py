@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which contents did each request consist of, and when did it run?
 
-Contents are told by requests.jsonl alone, so requests that had not ended are not in it. A
-request runs from the lookup that admitted it until it ends or is preempted; a request that was
-preempted has several runs.
+Only requests.jsonl has contents, and only requests that have ended are in it. A request has a
+stint from each lookup that admitted it until it ends or is preempted.
 """
 
 from __future__ import annotations
@@ -19,36 +18,42 @@ from analysis.tables.session import Session
 TABLE = "requests"
 
 ENGINES = 1024
-"""Data-parallel ranks that ``key`` tells apart."""
+"""How many data-parallel ranks a ``key`` can tell apart."""
 
 KEY = pl.col("content_id") * ENGINES + pl.col("engine")
-"""One number for a content on an engine: content ids have 53 bits."""
+"""One number for a content on an engine. Content ids have 53 bits."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is known of the requests.
+    """What is known of the requests, warm-up included. Requests go by number: ``request``.
 
-    ``asked``: one row for each true lookup of the session, its history included: ``lookup``,
-    the columns of ``analysis.tables.lookups.COLUMNS``, ``order`` (of admissions), ``block_size``,
-    ``in_window``; the prompt's full blocks that were not found are those from ``first_missed`` to
-    before ``full_blocks``, of which the last one ``ends_prompt`` where that is true. ``request``
-    is null where the request has not ended, or its row does not tell its contents.
-    ``runs``: ``request``, ``order``, ``begin_sec``, ``end_sec``, ``first_token_sec``, ``last``
-    (it is the request's last one), one row a run.
-    ``contents``: ``key``, ``request``, ``index`` of every full block of every request, output
-    blocks after those of the prompt, ``made`` (the request has computed it), ``in_prompt``;
-    request by request.
-    ``made``: ``request``, ``engine`` and how many ``blocks`` it has computed, if any.
+    ``asked``: one row for each lookup that counts (``analysis.tables.lookups.admitted``). Columns:
+    ``lookup``; those of ``analysis.tables.lookups.COLUMNS``; ``order`` (place among all
+    admissions); ``request`` (null where it has not ended, or its row has no contents);
+    ``block_size`` (tokens); ``in_window`` (not in the warm-up); ``first_missed`` and
+    ``full_blocks`` (the lookup missed the full blocks of the prompt from the first to before the
+    second); ``ends_prompt`` (the last full block ends the prompt).
+
+    ``stints``: one row for each stint, by ``order``. Columns: ``request``, ``order`` (of the
+    admission), ``begin_sec``, ``end_sec``, ``first_token_sec`` (of the request), ``last`` (it is
+    the last stint of its request).
+
+    ``contents``: one row for each full block of each request, request by request, blocks of the
+    answer after those of the prompt. Columns: ``key``, ``request``, ``index``, ``made`` (the
+    request has computed or found it), ``in_prompt``.
+
+    ``made``: one row for each request that has made a block. Columns: ``request``, ``engine``,
+    ``blocks`` (how many).
     """
 
     asked: pl.DataFrame
-    runs: pl.DataFrame
+    stints: pl.DataFrame
     contents: pl.DataFrame
     made: pl.DataFrame
 
     def without_contents(self) -> Prompts:
-        """The same, without what takes most of the memory."""
+        """The same without the rows of ``contents``, which take most of the memory."""
         return replace(self, contents=self.contents.clear())
 
 
@@ -72,7 +77,7 @@ _LISTS = ("hash_ids", "output_hash_ids")
 
 @dataclass
 class PromptTally:
-    """The requests seen so far, without their contents; and their contents."""
+    """Keeps the requests, and a row for each of their full blocks."""
 
     requests: list[pl.DataFrame] = field(default_factory=list)
     contents: list[pl.DataFrame] = field(default_factory=list)
@@ -80,10 +85,10 @@ class PromptTally:
 
     def add(self, batch: pl.DataFrame) -> None:
         full = pl.col("input_length") // pl.col("block_size")
-        told = (pl.col("block_size") > 0) & (pl.col("hash_ids").list.len() >= full)
+        has_contents = (pl.col("block_size") > 0) & (pl.col("hash_ids").list.len() >= full)
         numbered = (
             batch.select(COLUMNS)
-            .with_columns(block_size=pl.when(told).then("block_size"))
+            .with_columns(block_size=pl.when(has_contents).then("block_size"))
             .with_row_index("request", offset=self.count)
         )
         self.count += batch.height
@@ -91,7 +96,7 @@ class PromptTally:
         self.contents.append(_contents(numbered))
 
     def result(self, session: Session) -> Prompts:
-        """The prompts, outputs and runs of the requests, which are all of the session.
+        """All of the session's requests. The tally is empty afterwards.
 
         Raises:
             SessionError: a table cannot be read.
@@ -108,23 +113,23 @@ class PromptTally:
         admissions = _admissions(session, requests)
         return Prompts(
             _asked(session, requests, admissions),
-            _runs(session, admissions),
+            _stints(session, admissions),
             contents,
             _made(contents),
         )
 
 
 def read(session: Session) -> Prompts:
-    """The prompts, outputs and runs of all requests of the session, warm-up included.
+    """All requests of the session that have ended.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    collected = PromptTally()
+    tally = PromptTally()
     for batch in session.batches(TABLE, COLUMNS, history=True):
-        collected.add(batch)
-    return collected.result(session)
+        tally.add(batch)
+    return tally.result(session)
 
 
 def _asked(session: Session, requests: pl.DataFrame, admissions: pl.DataFrame) -> pl.DataFrame:
@@ -201,7 +206,7 @@ def _made(contents: pl.DataFrame) -> pl.DataFrame:
 
 
 def _admissions(session: Session, requests: pl.DataFrame) -> pl.DataFrame:
-    """Every lookup after which a request ran, in order, with the request's number."""
+    """Every lookup that led to an admission, in order, with the number of its request."""
     rows = session.collect(
         lookups.TABLE,
         lambda table: table.filter(pl.col("admitted") == 1).select(
@@ -217,7 +222,7 @@ def _admissions(session: Session, requests: pl.DataFrame) -> pl.DataFrame:
         "finish_sec",
         arrived_sec=pl.col("timestamp") / 1e3 - 1e-3,
     ).sort("arrived_sec")
-    # A client can use a request id again: the request is the last one that had arrived by then.
+    # A client may use a request id again. The request is the last one that had arrived by then.
     return (
         rows.sort("timestamp_sec", "order")
         .join_asof(
@@ -234,12 +239,12 @@ def _admissions(session: Session, requests: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _runs(session: Session, admissions: pl.DataFrame) -> pl.DataFrame:
-    runs = admissions.drop_nulls("request").with_columns(
+def _stints(session: Session, admissions: pl.DataFrame) -> pl.DataFrame:
+    stints = admissions.drop_nulls("request").with_columns(
         next_sec=pl.col("timestamp_sec").shift(-1).over("request")
     )
     return (
-        _with_preemptions(session, runs)
+        _with_preemptions(session, stints)
         .select(
             "request",
             "order",
@@ -252,12 +257,12 @@ def _runs(session: Session, admissions: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_preemptions(session: Session, runs: pl.DataFrame) -> pl.DataFrame:
-    """The runs with when they were preempted: that is when their blocks were freed."""
+def _with_preemptions(session: Session, stints: pl.DataFrame) -> pl.DataFrame:
+    """The stints with the time of their preemption, when vLLM freed the request's blocks."""
     names = ["engine", "request_id"]
-    preempted = runs.filter(pl.col("next_sec").is_not_null()).select(names).unique()
+    preempted = stints.filter(pl.col("next_sec").is_not_null()).select(names).unique()
     if preempted.is_empty():
-        return runs.with_columns(preempted_sec=pl.lit(None, pl.Float64))
+        return stints.with_columns(preempted_sec=pl.lit(None, pl.Float64))
     frees = session.collect(
         "kv_cache_allocations",
         lambda table: (
@@ -268,7 +273,7 @@ def _with_preemptions(session: Session, runs: pl.DataFrame) -> pl.DataFrame:
         history=True,
     )
     return (
-        runs.sort("next_sec")
+        stints.sort("next_sec")
         .join_asof(
             frees.sort("preempted_sec"),
             left_on="next_sec",

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who held how much of the cache for how long, and was it worth it?
+"""Which requests held how much of the cache for how long, and was it worth it?
 
-Rent is blocks times seconds. A request pays for every block from its allocation or reuse until it
-ends or is preempted; a block that several requests hold counts for each of them in full, as if
-there were no sharing. How much of that is counted twice is told, too: the time for which a block
-that was found in the cache was still held by a request that had used it before (one that is
-preempted counts as holding it). A block without a holder that still has content is *kept*. What
-the pool held and kept in all is exact, from one step's end to the next; of what was kept, only
-what ended in an eviction has an owner, the last request that held the block: the rest was taken up
-again, or was still there at the end.
+Rent is blocks times seconds. A request pays for every block from its allocation or reuse until the
+request ends or is preempted. A block that several requests hold costs each of them the full rent.
+``Rent.shared`` says how much of the rent was paid more than once: the time for which a block that
+a lookup found was still held by a request that had used it before (a preempted one counts as
+holding it).
 
-By request it is exact for models with one KV cache group of full attention. Other groups let go
-of blocks while a request runs, and vLLM does not always tell whose they were.
+A block that no request holds and that has content is *kept*. What the pool held and kept in all is
+exact, from the end of one step to the end of the next. What was kept has an owner only if it ended
+in an eviction: the last request that held the block. The rest was reused, or was still there at
+the end.
+
+The rent of a single request is exact for models with one KV cache group of full attention. Other
+groups free blocks while a request runs, and vLLM does not always say whose they were.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ _PHASES = ("waiting", "decoding", "running", "kept")
 class Renter:
     """What one request paid, in block-seconds.
 
-    ``waiting``: until its first token; ``decoding``: from then on; ``running``: of a request that
-    had not ended, so that its first token is not known. ``kept``: what it left in the cache,
-    until that was evicted. ``shared_tokens``: of the blocks that it computed, what later requests
-    found in the cache and did not have to compute; None where it had not ended.
+    ``waiting``: until its first token. ``decoding``: from then on. ``running``: all that a request
+    paid which had not ended, so that its first token is not known. ``kept``: for the blocks that
+    it left in the cache, until their eviction. ``total``: the sum. ``shared_tokens``: tokens that
+    later requests found in blocks that it computed; None where it had not ended.
     """
 
     request_id: str
@@ -59,12 +61,12 @@ class Renter:
 class Rent:
     """Block-seconds over all engines.
 
-    ``exact``: by request, too. ``waiting``, ``decoding`` and ``running``: what requests paid, as
-    for ``Renter``; ``shared``: what of it several paid at once, for the same block. ``pool_held``
-    and ``pool_kept``: the pools' blocks with and without a holder; ``kept_until_evicted``: the
-    part of the latter that ended in an eviction. ``saved_tokens``: prompt tokens found in the
-    cache; ``saved_per_kept``: these by ``pool_kept``, tokens that a kept block saved a second.
-    ``renters``: how many requests paid; ``top``: those that paid most.
+    ``exact``: whether the rent of a single request is. ``waiting``, ``decoding`` and ``running``:
+    what all requests paid, as for ``Renter``; ``shared``: the part of it that several paid for the
+    same block at once. ``pool_held``: blocks that the pools held. ``pool_kept``: those that they
+    kept; ``kept_until_evicted``: the part of it that ended in an eviction. ``saved_tokens``:
+    prompt tokens found in the cache; ``saved_per_kept``: these by ``pool_kept``, so tokens that a
+    kept block saved a second. ``renters``: how many requests paid. ``top``: those that paid most.
     """
 
     exact: bool
@@ -83,19 +85,19 @@ class Rent:
 
 @dataclass
 class RentTally:
-    """Of the rows of kv_cache_allocations.csv seen so far, warm-up included: what requests paid.
+    """Sums up what requests paid. It needs all allocations, those in the warm-up included.
 
-    ``runs``: what ``analysis.requests.stints.named`` found. ``begin_sec`` and ``end_sec``: of the
-    time that counts.
+    ``stints``: what ``analysis.requests.stints.with_lookups`` returns. ``begin_sec`` and
+    ``end_sec``: of the time that counts.
     """
 
-    runs: pl.DataFrame
+    stints: pl.DataFrame
     begin_sec: float
     end_sec: float
     parts: list[pl.DataFrame] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._starts = self.runs.select(
+        self._starts = self.stints.select(
             *_NAME, "end_sec", "first_token_sec", since="begin_sec", name=_HASH
         ).sort("since")
 
@@ -121,8 +123,8 @@ class RentTally:
             )
             .collect()
         )
-        # A session may have millions of requests, and a piece of its table some thousands. By
-        # numbers they are found faster than by text, and one too many does no harm.
+        # A session may have millions of requests, and a batch of rows some thousands. A hash finds
+        # them faster than text does, and one too many does no harm.
         names = moved.select(_HASH).to_series().implode()
         starts = self._starts.lazy().filter(pl.col("name").is_in(names)).drop("name")
         self.parts.append(
@@ -149,8 +151,8 @@ class RentTally:
             self.parts = [self.result()]
 
     def result(self) -> pl.DataFrame:
-        """Block-seconds ``waiting``, ``decoding`` and ``running`` by ``engine`` and
-        ``request_id``."""
+        """A row for each request: ``engine``, ``request_id``, and what it paid in block-seconds,
+        ``waiting``, ``decoding`` and ``running``."""
         empty = pl.DataFrame(
             schema={
                 "engine": pl.Int64,
@@ -166,8 +168,8 @@ def measure(
     facts: Facts,
     prompts: Prompts,
     uses: pl.DataFrame,
-    returns: pl.DataFrame,
-    held: RentTally,
+    asked_again: pl.DataFrame,
+    paid: RentTally,
     kept: pl.DataFrame,
 ) -> Rent:
     """The rent over all engines of the session.
@@ -176,23 +178,22 @@ def measure(
         session: the session.
         facts: of the session.
         prompts: of the session.
-        uses: what ``analysis.prefix.reuse.shared`` found.
-        returns: what ``analysis.prefix.reuse.returns`` made of them.
-        held: that has seen the allocations of the session.
-        kept: for how many block-seconds what was evicted had been ``kept``, by ``engine`` and
-            ``request_id``, its last holder.
+        uses: what ``analysis.prefix.reuse.uses`` returns.
+        asked_again: what ``analysis.prefix.reuse.asked_again`` returns.
+        paid: a tally that has seen all allocations of the session.
+        kept: what ``analysis.pool.evictions.EvictionTally.kept_by_owner`` returns.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    paid = (
-        held.result()
+    by_request = (
+        paid.result()
         .join(kept, on=_NAME, how="full", coalesce=True)
         .with_columns(pl.col(_PHASES).fill_null(0.0))
         .with_columns(total=pl.sum_horizontal(_PHASES))
     )
-    waiting, decoding, running = (float(paid[name].sum()) for name in _PHASES[:3])
+    waiting, decoding, running = (float(by_request[name].sum()) for name in _PHASES[:3])
     pool_held, pool_kept = _pools(session)
     exact = [group.kind in FULL_ATTENTION for group in facts.groups] == [True]
     asked = prompts.asked.filter("in_window")
@@ -204,17 +205,17 @@ def measure(
         running=running,
         pool_held=pool_held,
         pool_kept=pool_kept,
-        shared=_shared(uses, session.begin_sec),
+        shared=_held_twice(uses, session.begin_sec),
         kept_until_evicted=float(kept["kept"].sum()),
         saved_tokens=saved,
         saved_per_kept=saved / pool_kept if pool_kept else None,
-        renters=paid.filter((pl.col("total") > 0) & (pl.col("request_id") != "")).height,
-        top=_top(paid, prompts, returns),
+        renters=by_request.filter((pl.col("total") > 0) & (pl.col("request_id") != "")).height,
+        top=_top(by_request, prompts, asked_again),
     )
 
 
 def _pools(session: Session) -> tuple[float, float]:
-    """Block-seconds of all pools with a holder, and without one but with content."""
+    """Block-seconds that all pools held, and that they kept."""
     states = session.collect(
         usage.TABLE,
         lambda table: table.select(
@@ -230,20 +231,22 @@ def _pools(session: Session) -> tuple[float, float]:
     return float(held), float(kept)
 
 
-def _shared(uses: pl.DataFrame, begin_sec: float) -> float:
-    """Block-seconds for which found blocks had another, earlier holder."""
+def _held_twice(uses: pl.DataFrame, begin_sec: float) -> float:
+    """Block-seconds for which an earlier request held a block that a lookup had found."""
     both = pl.min_horizontal("end_sec", "latest_sec") - pl.col("begin_sec").clip(begin_sec)
     counts = pl.col("found") & pl.col("latest_sec").is_not_null()
     return float(uses.select((both.clip(0) * pl.col("blocks")).filter(counts).sum()).item())
 
 
-def _top(paid: pl.DataFrame, prompts: Prompts, returns: pl.DataFrame) -> tuple[Renter, ...]:
+def _top(
+    by_request: pl.DataFrame, prompts: Prompts, asked_again: pl.DataFrame
+) -> tuple[Renter, ...]:
     top = (
-        paid.filter((pl.col("request_id") != "") & (pl.col("total") > 0))
+        by_request.filter((pl.col("request_id") != "") & (pl.col("total") > 0))
         .sort("total", *_NAME, descending=[True, False, False])
         .head(SHOWN)
     )
-    # A client that uses a request id again: the last of its requests is told.
+    # A client may use a request id again. The last one of these requests counts.
     known = (
         prompts.asked.drop_nulls("request")
         .unique(_NAME, keep="last", maintain_order=True)
@@ -252,7 +255,7 @@ def _top(paid: pl.DataFrame, prompts: Prompts, returns: pl.DataFrame) -> tuple[R
     )
     rows = (
         top.join(known, on=_NAME, how="left")
-        .join(returns, on="request", how="left")
+        .join(asked_again, on="request", how="left")
         .with_columns(
             shared_tokens=pl.when(pl.col("request").is_not_null()).then(
                 pl.col("found").fill_null(0) * pl.col("block_size")

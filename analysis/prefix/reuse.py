@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which contents did more than one request use, and when was each last used before?
+"""Which contents did more than one request use, and when did each request use them?
 
-A request uses the contents that it found or computed, from its admission to its end, a time in
-which it was preempted included. What only one request used is not here: there is no reuse of it,
-and in most sessions it is nearly everything.
+A request uses the contents that it finds or computes, from its admission to its end, also while it
+is preempted. Contents that only one request used are left out. In most sessions that is nearly all
+of them.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from analysis.prefix.prompts import Prompts
 
 
 def spans(prompts: Prompts) -> pl.DataFrame:
-    """``request``, ``order``, ``begin_sec``, ``end_sec`` of every request that ran."""
-    return prompts.runs.group_by("request").agg(
+    """A row for each request that ran: ``request``, ``order`` and ``begin_sec`` of its first
+    admission, ``end_sec``."""
+    return prompts.stints.group_by("request").agg(
         pl.col("order", "begin_sec").min(), pl.col("end_sec").max()
     )
 
 
-def uses(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
-    """One row for each use of a piece that several requests used, by piece and admission.
+def uses(prompts: Prompts, stretches: pl.DataFrame) -> pl.DataFrame:
+    """A row for each request's use of a stretch that several requests used.
 
-    Columns: ``key``, ``last_key``, ``request``, ``index``, ``blocks``, ``asked`` and ``found``, as
-    in the pieces; ``order`` (of the request's admission), ``begin_sec``, ``end_sec``;
-    ``previous_sec``, when the request that used it before was admitted, and ``latest_sec``, when
-    the last of those before ended, both null for the first use.
+    The rows are sorted by stretch, then by admission. Columns: ``key``, ``last_key``, ``request``,
+    ``index``, ``blocks``, ``asked`` and ``found``, as in ``stretches``; ``order`` (of the request's
+    first admission), ``begin_sec``, ``end_sec``; ``previous_sec`` (when the request was admitted
+    that used the stretch before) and ``latest_sec`` (when the last of all requests before ended).
+    Both are null for the first use.
 
     Args:
         prompts: of the session.
-        pieces: what ``analysis.prefix.stretches.shared`` found.
+        stretches: what ``analysis.prefix.stretches.in_common`` returns.
 
     """
     same = pl.col("key") == pl.col("key").shift(1)
     return (
-        pieces.filter("made")
+        stretches.filter("made")
         .filter(pl.len().over("key") > 1)
         .join(spans(prompts), on="request")
         .sort("key", "order")
@@ -49,8 +51,15 @@ def uses(prompts: Prompts, pieces: pl.DataFrame) -> pl.DataFrame:
 
 
 def reuse_gaps(uses: pl.DataFrame) -> pl.DataFrame:
-    """Of every block asked for that a request before had used: the ``gap``, in seconds, from that
-    request's admission to this one's, and whether it was ``found``."""
+    """A row for each block that a request asked for and an earlier one had used.
+
+    Columns: ``found`` (in the cache), ``gap`` (seconds from the admission of the request that used
+    it before to that of this one).
+
+    Args:
+        uses: what ``uses`` returns.
+
+    """
     again = uses.filter(pl.col("asked") & pl.col("previous_sec").is_not_null())
     gaps = again.select("found", gap=pl.col("begin_sec") - pl.col("previous_sec"))
     repeated = gaps.select(pl.all().repeat_by(again["blocks"]))
@@ -58,8 +67,15 @@ def reuse_gaps(uses: pl.DataFrame) -> pl.DataFrame:
 
 
 def asked_again(uses: pl.DataFrame) -> pl.DataFrame:
-    """What came of the blocks that each request computed itself: ``request``, ``asked`` and
-    ``found``, how often later requests asked for one of them, and found it in the cache."""
+    """A row for each request that computed a block which several requests used.
+
+    Columns: ``request``; ``asked`` and ``found``, how often later requests asked for one of the
+    blocks that it computed, and found one in the cache.
+
+    Args:
+        uses: what ``uses`` returns.
+
+    """
     after = [
         (pl.col(name).cast(pl.Int64).cum_sum(reverse=True).over("key") - pl.col(name))
         * pl.col("blocks")

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which prefixes do requests share, what did that save, and how much cache does it take?
 
-A prefix is told by the contents of its blocks. A *piece* is the longest run of blocks that the
-same requests have: prompts that share a system prompt and then part, some with the same document,
-have two pieces, and every token is counted in one of them.
+A *stretch* is as many consecutive blocks of a prompt as the same requests share. Prompts that
+share a system prompt and then part, some of them with the same document, have two stretches. Every
+token belongs to one stretch.
 
-The *working set* is what a cache must hold so that whatever comes back within T seconds is found:
-the distinct contents of the requests that ran in the last T seconds (after P. J. Denning, "The
-Working Set Model for Program Behavior", 1968). A *round* is the time in which contents come back,
-the median of the reuse gaps. vLLM evicts what was let go longest ago, so when requests take turns
-and a round's working set is a little larger than the pool, everything is evicted just before it
-is asked for: the hit rate does not decline, it falls off a cliff.
+The *working set* is what a cache must hold to find whatever comes back within T seconds: the
+different contents of the requests that ran in the last T seconds (after P. J. Denning, "The
+Working Set Model for Program Behavior", 1968). A *round* is the time after which contents come
+back: the median of the gaps between two uses. vLLM evicts the blocks that were freed longest ago.
+So where requests take turns and the working set of a round is a little larger than the pool, every
+block is evicted just before a request asks for it: the hit rate does not decline, it collapses.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from analysis.stats.spread import Spread, spread
 from analysis.tables.session import Session
 
 SHOWN = 10
-"""How many pieces are named."""
+"""How many stretches are named."""
 
 WINDOWS_SEC = (1, 10, 60, 600, 3600)
-"""The working set is told for those of these times that are shorter than the session."""
+"""Windows of the working set, as far as they are shorter than the session."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """``blocks`` from ``begin_token`` to ``end_token`` of the prompts of ``requests``.
+class Stretch:
+    """``blocks`` that ``requests`` share: the tokens from ``begin_token`` to ``end_token`` of their
+    prompts.
 
-    ``content_id``: of the last block, which stands for the prompt up to there. ``found``: the
-    requests that found at least its first block in the cache; ``saved_tokens``: that they did not
-    have to compute.
+    ``content_id``: of the last block; it stands for the prompt up to there. ``found``: the
+    requests that found at least its first block in the cache. ``saved_tokens``: tokens that these
+    did not have to compute.
     """
 
     content_id: int
@@ -54,11 +55,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class WorkingSet:
-    """Distinct contents, in blocks of an engine's full attention, that were used in the last
-    ``window_sec``; all of the session where that is None.
+    """The different contents, in blocks, that an engine's requests used in the last ``window_sec``;
+    in the whole session where that is None.
 
-    ``mean_blocks`` is weighted by time; ``peak_blocks``: the most, first at ``peak_sec``.
-    ``pool_blocks``: what the engine's pool can hold, None where that is not known.
+    ``mean_blocks``: weighted by time. ``peak_blocks``: the most, first at ``peak_sec``.
+    ``pool_blocks``: usable blocks of the engine's pool, None where that is not known.
     """
 
     engine: int
@@ -71,15 +72,15 @@ class WorkingSet:
 
 @dataclass(frozen=True)
 class Sharing:
-    """``requests``: that were looked up, and whose contents are known; ``sharing``: those that
-    have a full block in common with another. ``contents``: distinct full blocks of all requests;
+    """``requests``: admitted requests whose contents are known. ``sharing``: those that have a full
+    block in common with another request. ``contents``: different full blocks of all requests;
     ``shared_contents``: those that several requests have.
 
-    ``gap``: of every block asked for that a request before had used, from the admission of that
-    request to this one; ``found_gap`` and ``missed_gap``: of those that were found in the cache
-    and those that were not. ``pieces``: those that saved most. ``working_sets``: by engine and
-    window. ``found_rounds`` and ``missed_rounds``: by engine, the working set of the median of
-    these gaps; empty where there is none.
+    ``gap``: for every block that a request asked for and an earlier one had used, the seconds from
+    the admission of that one to the admission of this one. ``found_gap`` and ``missed_gap``: the
+    same for blocks that the cache had and had not. ``pieces``: the stretches that saved most.
+    ``working_sets``: by engine and window. ``found_rounds`` and ``missed_rounds``: by engine, the
+    working set of a window as long as the median of these gaps; empty where there is no gap.
     """
 
     requests: int
@@ -89,19 +90,19 @@ class Sharing:
     gap: Spread
     found_gap: Spread
     missed_gap: Spread
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Stretch, ...]
     working_sets: tuple[WorkingSet, ...]
     found_rounds: tuple[WorkingSet, ...]
     missed_rounds: tuple[WorkingSet, ...]
 
 
 def measure(session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage) -> Sharing:
-    """How contents were shared.
+    """How requests shared contents.
 
     Args:
         session: the session.
         prompts: of the session.
-        uses: what ``analysis.prefix.reuse.shared`` found.
+        uses: what ``analysis.prefix.reuse.uses`` returns.
         usage: of the session's pools.
 
     """
@@ -121,7 +122,7 @@ def measure(session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage
         gap=spread(gaps["gap"]),
         found_gap=found,
         missed_gap=missed,
-        pieces=_pieces(uses, asked),
+        pieces=_stretches(uses, asked),
         working_sets=tuple(used.working_sets([*windows, None])),
         found_rounds=used.round(found),
         missed_rounds=used.round(missed),
@@ -129,7 +130,7 @@ def measure(session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage
 
 
 def distinct(prompts: Prompts, uses: pl.DataFrame) -> dict[int, int]:
-    """How many different full blocks the requests of each engine have computed, in all."""
+    """By engine, how many different full blocks its requests have computed or found."""
     made = prompts.made.select("engine", "blocks")
     engine = pl.col("key") % ENGINES
     repeated = uses.filter(pl.col("key") == pl.col("key").shift(1)).select(
@@ -140,7 +141,7 @@ def distinct(prompts: Prompts, uses: pl.DataFrame) -> dict[int, int]:
     )
 
 
-def _pieces(uses: pl.DataFrame, asked: pl.DataFrame) -> tuple[Piece, ...]:
+def _stretches(uses: pl.DataFrame, asked: pl.DataFrame) -> tuple[Stretch, ...]:
     sizes = asked.select("request", "block_size")
     found = pl.col("found") & pl.col("block_size").is_not_null()
     size = pl.col("block_size").max()
@@ -158,8 +159,8 @@ def _pieces(uses: pl.DataFrame, asked: pl.DataFrame) -> tuple[Piece, ...]:
         )
         .drop_nulls("size")
     )
-    # Requests that share a block share all before it: as many of them, with the same first one,
-    # are the same requests.
+    # Requests that share a block share all before it. So blocks with as many requests and the same
+    # first one have the same requests.
     rows = (
         contents.sort("index")
         .group_by("first", "requests", maintain_order=True)
@@ -192,12 +193,14 @@ def _pieces(uses: pl.DataFrame, asked: pl.DataFrame) -> tuple[Piece, ...]:
         )
         .collect()
     )
-    return tuple(Piece(**row) for row in rows.iter_rows(named=True))
+    return tuple(Stretch(**row) for row in rows.iter_rows(named=True))
 
 
 class _Used:
-    """Which contents were used from when to when: those of one request alone are counted by
-    request, those of several each."""
+    """Which contents were in use from when to when.
+
+    ``alone`` has a row for each request, with the blocks that no other request used.
+    """
 
     def __init__(
         self, session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage
@@ -229,8 +232,8 @@ class _Used:
         return () if gap.p50_sec is None else tuple(self.working_sets([gap.p50_sec]))
 
     def _working_set(self, engine: int, window: float | None) -> WorkingSet:
-        """The level of a counter that rises when a content comes into use and falls ``window``
-        after it was last used."""
+        """A counter rises when a content comes into use, and falls ``window`` after its last use:
+        its level is the size of the working set."""
         on_engine = pl.col("engine") == engine
         alone, shared = self.alone.lazy().filter(on_engine), self._shared.filter(on_engine)
         kept = float("inf") if window is None else window

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runs of blocks do several requests have in common?
+"""Which stretches of blocks do several requests have in common?
 
-What a block holds is told by all tokens up to its end, so requests that share a block share those
-before it: prompts that share a system prompt and then part have one run of blocks in common, and
-what holds for one of its blocks holds for all. So the questions about shared contents are answered
-for runs, of which there are far fewer than blocks.
+A content depends on all tokens up to the end of its block, so requests that share a block share
+all before it. Prompts that share a system prompt and then part have one stretch of blocks in
+common, and what holds for one block of it holds for all. There are far fewer stretches than
+blocks, so questions about shared contents are answered by stretch.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ _FLAGS = ("made", "in_prompt", "asked", "found")
 
 
 def in_common(prompts: Prompts) -> pl.DataFrame:
-    """One row for each run of blocks in a request of which the same other requests have each
-    block, on any engine, and did the same with it; what no other request has is left out.
+    """A row for each stretch of a request: blocks that the same other requests have, on any engine.
 
-    Columns: ``key`` and ``last_key``, of the first and the last block; ``request``, ``index`` (of
-    the first block), ``blocks``, ``at`` (the first block's row in ``contents``); and as in
-    ``contents`` ``made`` and ``in_prompt``. ``asked``: they are some of the prompt's blocks that a
-    lookup can find, of a lookup in the window; ``found``: this lookup found them in the cache.
+    All of these requests did the same with each block of a stretch. Blocks that no other request
+    has are left out.
+
+    Columns: ``key`` and ``last_key`` (of the first and the last block); ``request``; ``index`` (of
+    the first block); ``blocks`` (how many); ``at`` (the row of the first block in ``contents``);
+    ``made`` and ``in_prompt``, as in ``contents``; ``asked`` (a lookup in the window could find
+    these blocks of its prompt), ``found`` (it did).
+
+    Args:
+        prompts: of the session, with their contents.
+
     """
     rows = _flagged(_of_several(prompts.contents), prompts.asked)
-    # Which requests they are is told by a sum of hashes: it takes no room, and no order.
+    # A sum of hashes stands for a set of requests: it takes no room, and needs no order.
     code = pl.col("request").cast(pl.UInt64)
     for flag in _FLAGS:
         code = 2 * code + pl.col(flag).cast(pl.UInt64)
@@ -39,26 +45,26 @@ def in_common(prompts: Prompts) -> pl.DataFrame:
         .agg(
             many=pl.len(),
             alike=pl.col("code").sum(),
-            # In no prompt of vLLM's does a content follow another one than elsewhere.
+            # A content follows the same one everywhere in vLLM, but perhaps not in made-up tables.
             parted=pl.col("before").min() != pl.col("before").max(),
         )
         .collect()
     )
-    # Apart from the other columns, which the join would copy.
+    # Joined apart from the other columns, which it would copy.
     known = contents.join(signatures, on="content", how="left", maintain_order="left")
     others = [pl.col(name) != pl.col(name).shift(1) for name in ("many", "alike")]
     begins = pl.any_horizontal(~_goes_on(), "parted", *others)
     return (
         rows.lazy()
         .with_columns(known.drop("content").get_columns())
-        .with_columns(run=begins.fill_null(value=True).cum_sum().set_sorted())
-        .group_by("run", maintain_order=True)
+        .with_columns(stretch=begins.fill_null(value=True).cum_sum().set_sorted())
+        .group_by("stretch", maintain_order=True)
         .agg(
             pl.col("key", "request", "index", "at", *_FLAGS).first(),
             last_key=pl.col("key").last(),
             blocks=pl.len().cast(pl.Int64),
         )
-        .drop("run")
+        .drop("stretch")
         .collect()
     )
 
@@ -70,7 +76,7 @@ def _goes_on() -> pl.Expr:
 
 
 def _of_several(contents: pl.DataFrame) -> pl.DataFrame:
-    """The rows of contents that more than one request has, each with its number ``at``."""
+    """The rows of contents that more than one request has, with their row numbers ``at``."""
     # Sorting takes less memory than grouping.
     ids: pl.Series = (contents["key"] // ENGINES).sort()
     again = ids.filter(ids == ids.shift(1)).unique()
@@ -89,9 +95,9 @@ def _of_several(contents: pl.DataFrame) -> pl.DataFrame:
 
 
 def _flagged(rows: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
-    """The rows with ``asked`` and ``found``."""
+    """The rows with ``asked`` and ``found``, as ``in_common`` defines them."""
     size = pl.col("block_size")
-    # The last token is always computed, so a block that ends with it is never found.
+    # vLLM always computes the last token, so no lookup finds a block that ends with it.
     lookups = (
         asked.drop_nulls("request")
         .unique("request", keep="last")

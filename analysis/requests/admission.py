@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which requests were never admitted, and which of them never can be?
 
-A request can never run to its end if its tokens need more blocks than the pool has. That is said
-only where the session tells enough: one KV cache group of full attention and one pool, so that a
-request needs one block for every ``block_size`` tokens.
+A request can never run to its end if its tokens need more blocks than the pool has. The session
+shows that only for one KV cache group of full attention and one pool, where a request needs one
+block for every ``block_size`` tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A request whose ``tokens`` need ``needed_blocks`` where the pool has ``usable_blocks``.
+    """A request whose ``tokens`` need ``needed_blocks``, while the pool has ``usable_blocks``.
 
     ``lookups``: how often the scheduler looked it up.
     """
@@ -40,8 +40,10 @@ class TooLarge:
 
 @dataclass(frozen=True)
 class PreemptsItself:
-    """A request that found no room for its next chunk though it ran alone, so many ``times``: it
-    gave up its blocks, was admitted again, and came no further."""
+    """A request that ran alone and found no room for its next chunk, so many ``times``.
+
+    Each time it gave up its blocks, was admitted again, and came no further.
+    """
 
     request_id: str
     engine: int
@@ -50,11 +52,12 @@ class PreemptsItself:
 
 @dataclass(frozen=True)
 class Admission:
-    """``looked_up``: requests, by engine and id. ``never_admitted``: those of which no lookup led
-    to an allocation, in the warm-up neither. ``too_large``: how many can never run, None where the
-    session cannot tell; ``largest``: the first of them, the largest first. ``self_preempted``: how
-    many preempted themselves, more than once while alone; ``circling``: the first of them, the
-    most often first.
+    """``looked_up``: how many requests were looked up, told apart by engine and id.
+
+    ``never_admitted``: those that no lookup led to an admission, neither in the warm-up.
+    ``too_large``: how many can never run, None where the session does not show it; ``largest``:
+    the largest of them. ``self_preempted``: how many preempted themselves more than once while
+    they ran alone; ``circling``: those that did so most often.
     """
 
     looked_up: int
@@ -66,7 +69,13 @@ class Admission:
 
 
 def measure(session: Session, facts: Facts, usage: Usage, steps: StepTally) -> Admission:
-    """Admission over all engines of the session; ``steps`` have seen all of it.
+    """Admission over all engines of the session.
+
+    Args:
+        session: the session.
+        facts: of the session.
+        usage: of its pools.
+        steps: a tally that has seen all its steps.
 
     Raises:
         SessionError: the table cannot be read.
@@ -108,23 +117,25 @@ def measure(session: Session, facts: Facts, usage: Usage, steps: StepTally) -> A
     return Admission(looked_up, never_admitted, too_large.height, largest, *self_preempted)
 
 
-def _circling(session: Session, stepped: StepTally) -> pl.DataFrame:
-    """Requests that preempted themselves while alone, and how often: in such a step one request
-    is preempted, none is left running, and nothing is scheduled."""
+def _circling(session: Session, steps: StepTally) -> pl.DataFrame:
+    """Requests that preempted themselves while they ran alone, and how often.
+
+    A step in which that happens preempts one request, leaves none running and schedules nothing.
+    """
     alone = (
         (pl.col("preempted_reqs") == 1)
         & (pl.col("running_reqs") == 0)
         & (pl.col("scheduled_tokens") == 0)
     )
     counts = pl.col("timestamp_sec") >= session.begin_sec
-    steps = stepped.preempting().filter(counts & alone).select("engine", "step")
-    if steps.is_empty():
+    alone_steps = steps.preempting().filter(counts & alone).select("engine", "step")
+    if alone_steps.is_empty():
         return pl.DataFrame(schema={"request_id": pl.String, "engine": pl.Int64, "times": pl.Int64})
     return session.collect(
         "kv_cache_allocations",
         lambda table: (
             table.filter(pl.col("event") == "free")
-            .join(steps.lazy(), on=["engine", "step"], how="semi")
+            .join(alone_steps.lazy(), on=["engine", "step"], how="semi")
             .group_by("request_id", "engine")
             .agg(times=pl.col("step").n_unique().cast(pl.Int64))
             .filter(pl.col("times") > 1)
@@ -133,8 +144,10 @@ def _circling(session: Session, stepped: StepTally) -> pl.DataFrame:
 
 
 def _by_request(table: pl.LazyFrame, begin_sec: float) -> pl.LazyFrame:
-    """The requests that were looked up from ``begin_sec`` on, which may have been admitted
-    before: one that was preempted is looked up again."""
+    """The requests that were looked up from ``begin_sec`` on.
+
+    They may have been admitted before: a preempted request is looked up again.
+    """
     in_window = pl.col("timestamp_sec") >= begin_sec
     return (
         table.group_by("engine", "request_id")

@@ -25,10 +25,10 @@ COLUMNS = (*_KEPT, "repeats")
 
 @dataclass
 class StepTally:
-    """The steps seen so far, warm-up included, of which those from ``begin_sec`` on count.
+    """Counts the steps from ``begin_sec`` on, and keeps those that preempted, warm-up included.
 
-    ``preempted``: how often a request was preempted; ``steps``: how many there were;
-    ``scheduled_tokens`` in all of them.
+    ``preempted``: how often a step preempted a request. ``steps``: how many steps there were.
+    ``scheduled_tokens``: tokens in all of them.
     """
 
     begin_sec: float
@@ -46,20 +46,23 @@ class StepTally:
         self.parts.append(batch.filter(pl.col("preempted_reqs") > 0).select(_KEPT))
 
     def preempting(self) -> pl.DataFrame:
-        """The steps that preempted, warm-up's included, in the table's order: ``timestamp_sec``,
-        ``engine``, ``step``, ``running_reqs``, ``scheduled_tokens``, ``preempted_reqs``."""
+        """The steps that preempted, those in the warm-up included, in the table's order.
+
+        Columns, as in the table: ``timestamp_sec``, ``engine``, ``step``, ``running_reqs``,
+        ``scheduled_tokens``, ``preempted_reqs``.
+        """
         kinds = {name: pl.Float64 if name == "timestamp_sec" else pl.Int64 for name in _KEPT}
         return pl.concat([pl.DataFrame(schema=kinds), *self.parts])
 
 
 def read(session: Session) -> StepTally:
-    """All steps of the session.
+    """A tally that has seen all steps of the session.
 
     Raises:
         SessionError: the table cannot be read.
 
     """
-    found = StepTally(session.begin_sec)
+    tally = StepTally(session.begin_sec)
     for batch in session.batches(TABLE, COLUMNS, history=True):
-        found.add(batch)
-    return found
+        tally.add(batch)
+    return tally

@@ -1,42 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often was a running request thrown out to make room, and what did that cost?
+"""How often was a running request preempted to make room, and what did that cost?
 
-A request that is preempted gives its blocks up and, when it is admitted again, computes what it
-no longer finds in the prefix cache. What it had computed is inferred: a request that was giving
-its answer had computed all its tokens but the newest; one that was still computing its prompt had
-computed its full blocks, and less than one block more, which is not counted. With asynchronous
-scheduling the tokens in flight may be counted, too. Exact are the times of the preemption and of
-the next admission, what was found then, and whose allocation took which of its blocks.
+A preempted request gives its blocks up. When it is admitted again, it computes what it no longer
+finds in the prefix cache. Exact are the times of the preemption and of the next admission, the
+tokens found then, and which requests' allocations evicted its contents.
 
-For whom room was made is told by the order of a step's allocations: the next one after the
-victim's blocks were freed. Where none follows, the request that needed room was the victim itself:
-it was the last one to preempt, and its own blocks did not make room enough either. A prompt that
-is admitted by its first chunk and does not fit with its second is preempted like this again and
-again.
+The tokens that it had computed before are inferred. A request that was giving its answer had
+computed all its tokens but the newest. One that was still computing its prompt had computed its
+full blocks, and less than one block more, which is not counted. With asynchronous scheduling the
+tokens in flight may be counted, too.
 
-With a KV connector, blocks that a step in flight may still write to are parked until it has ended
-(``Scheduler._free_request_blocks`` in vllm/v1/core/sched/scheduler.py): preempting frees nothing at
-once. vLLM 0.32 then puts the preemption off, and what needs a block gets no tokens meanwhile.
+With a KV connector, vLLM 0.32 may put a preemption off: blocks that a step in flight writes to
+would only be parked, and preempting would free nothing at once. Requests that need a block get no
+tokens meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
 
 from analysis.prefix.prompts import Prompts
+from analysis.requests import preemption_bill
 from analysis.requests.preemption_steps import TABLE, StepTally
 from analysis.tables.facts import Facts
-from analysis.tables.schema import TABLES
 from analysis.tables.session import Session
 
-ALLOCATIONS = "kv_cache_allocations"
 EVICTION_COLUMNS = ("timestamp_sec", "owner_request", "evicting_request", "engine")
 
 SHOWN = 10
-"""How many preemptions are told one by one."""
+"""How many preemptions are named one by one, the costliest ones."""
 
 _NAME = ["engine", "request_id"]
 
@@ -45,13 +40,13 @@ _NAME = ["engine", "request_id"]
 class Preemption:
     """A request was preempted at ``preempted_sec`` and admitted again at ``resumed_sec``.
 
-    ``computed_tokens``: what it had computed; ``found_tokens``: what it found of that when it was
-    back; ``recomputed_tokens``: the rest. ``lost_sec``: from the preemption until the step in which
-    it had its full blocks again, or until it was preempted once more.
+    ``computed_tokens``: those that it had computed. ``found_tokens``: those of them that it found
+    at its next admission; ``recomputed_tokens``: the others. ``lost_sec``: from the preemption
+    until the step in which it had its full blocks again, or until its next preemption.
 
     ``made_room_for``: the request that got blocks next, the victim itself if ``by_itself``; None
-    where the cache was reset, or where the session does not tell. ``takers``: for whom its cached
-    contents were evicted while it waited, and how many blocks of them, the most first.
+    where the cache was reset, or where the session does not show it. ``takers``: requests that
+    evicted its contents while it waited, and how many blocks of them, the most first.
     """
 
     request_id: str
@@ -69,7 +64,7 @@ class Preemption:
 
 @dataclass(frozen=True)
 class ByItself:
-    """A request that was preempted ``times`` for room that it needed itself."""
+    """A request that was preempted ``times`` times for room that it needed itself."""
 
     request_id: str
     engine: int
@@ -78,12 +73,12 @@ class ByItself:
 
 @dataclass(frozen=True)
 class Parked:
-    """What preempting did not free at once.
+    """Blocks that preemptions did not free at once, and preemptions that were put off.
 
-    ``preemptions``: those, of the resumed ones, whose ``blocks`` came free only after the step that
-    preempted them; ``most_steps`` later and ``longest_sec`` later at most. ``put_off_steps``: steps
-    before a preemption that left running requests out while no block was free, since the blocks
-    of the one to preempt were in flight; ``put_off_sec``: until the preemption, all added up.
+    ``preemptions``: resumed ones whose ``blocks`` came free after the step that preempted, at most
+    ``most_steps`` and ``longest_sec`` later. ``put_off_steps``: steps before a preemption that
+    left running requests out while no block was free, since the blocks of the victim were in
+    flight. ``put_off_sec``: the time of these steps until the preemption.
     """
 
     preemptions: int
@@ -98,12 +93,12 @@ class Parked:
 class Preemptions:
     """``count``: preemptions in all ``steps`` of the scheduler, idle ones included.
 
-    ``resumed``: those after which the request was admitted again and has ended since: for these
-    the cost is told. ``recomputed_tokens``: computed again because of them; ``tax``: their share,
-    from 0 to 1, of the ``scheduled_tokens`` that were computed in all. ``lost_sec``: the sum over
-    the requests. ``costliest``: most recomputed tokens first. ``by_itself``: how many were for the
-    victim's own needs; ``livelocks``: the requests that this happened to, most often first.
-    ``parked``: what preempting did not free at once.
+    ``resumed``: preemptions after which the request was admitted again and has ended since. All
+    that follows is about these. ``recomputed_tokens``: tokens computed again because of them;
+    ``tax``: the share of these in the ``scheduled_tokens`` of all steps, from 0 to 1.
+    ``lost_sec``: the sum over the requests. ``costliest``: those with most recomputed tokens.
+    ``by_itself``: how many made room for the victim itself; ``livelocks``: the requests that this
+    happened to most often. ``parked``: blocks that did not come free at once.
     """
 
     count: int
@@ -119,36 +114,37 @@ class Preemptions:
     parked: Parked
 
 
-def victims(runs: pl.DataFrame, prompts: Prompts, begin_sec: float) -> pl.DataFrame:
-    """One row for each preemption from ``begin_sec`` on after which the request was admitted again.
+def victims(stints: pl.DataFrame, prompts: Prompts, begin_sec: float) -> pl.DataFrame:
+    """A row for each preemption from ``begin_sec`` on after which the request was admitted again.
 
-    Columns: ``engine``, ``request_id``, ``begin_sec`` (of its run), ``preempted_sec``,
-    ``resumed_sec``, ``until_sec`` (the end of the run that began then), ``run`` and ``next_run``
-    (their orders), ``had`` and ``found`` (tokens found at the beginning of both), ``asked`` (at the
-    second), ``block_size``.
+    Columns: ``engine``, ``request_id``; ``begin_sec`` and ``preempted_sec`` (when the stint before
+    the preemption began and ended), ``resumed_sec`` and ``until_sec`` (the same of the stint after
+    it), ``stint`` and ``next_stint`` (their numbers, as ``order`` in ``stints``), ``had`` and
+    ``found`` (tokens that the lookups of both found), ``asked`` (tokens that the second asked
+    for), ``block_size`` (tokens).
 
     Args:
-        runs: what ``analysis.requests.stints.named`` found.
+        stints: what ``analysis.requests.stints.with_lookups`` returns.
         prompts: of the same session.
-        begin_sec: earlier ones are left out.
+        begin_sec: preemptions before it are left out.
 
     """
     after = {
-        "next_run": "order",
+        "next_stint": "order",
         "resumed_sec": "begin_sec",
         "until_sec": "end_sec",
         "next_kind": "kind",
         "next_found": "found",
         "next_asked": "asked",
     }
-    # Most requests have one run, and are soon out of it.
-    several = runs.filter(pl.col("request").is_duplicated())
+    # Most requests have one stint, and need no sorting.
+    several = stints.filter(pl.col("request").is_duplicated())
     following = several.sort("order").with_columns(
         block_size=pl.lit(prompts.asked["block_size"].max(), pl.Int64),
         **{name: pl.col(column).shift(-1).over("request") for name, column in after.items()},
     )
     return (
-        # A request whose blocks were never filled is admitted again, too, and then not resumed.
+        # A request whose blocks were never filled is admitted again, too, and not as a resumed one.
         following.filter(
             pl.col("next_kind").is_in(["resumed", "skipped"]) & (pl.col("end_sec") >= begin_sec)
         )
@@ -159,22 +155,24 @@ def victims(runs: pl.DataFrame, prompts: Prompts, begin_sec: float) -> pl.DataFr
             "begin_sec",
             "resumed_sec",
             "until_sec",
-            "next_run",
+            "next_stint",
             "block_size",
             preempted_sec="end_sec",
-            run="order",
+            stint="order",
             had="found",
             found="next_found",
             asked="next_asked",
         )
-        .sort("preempted_sec", "run")
+        .sort("preempted_sec", "stint")
     )
 
 
 @dataclass
 class TakerTally:
-    """Of the evictions seen so far: for whom the contents of preempted requests were evicted
-    while these waited."""
+    """Counts the evictions of preempted requests' contents while these waited, by evictor.
+
+    ``victims``: what the function of this name returns.
+    """
 
     victims: pl.DataFrame
     parts: list[pl.DataFrame] = field(default_factory=list)
@@ -183,7 +181,7 @@ class TakerTally:
         if self.victims.is_empty():
             return
         waiting = self.victims.select(
-            "run", "resumed_sec", "preempted_sec", "engine", owner_request="request_id"
+            "stint", "resumed_sec", "preempted_sec", "engine", owner_request="request_id"
         )
         by = ["engine", "owner_request"]
         self.parts.append(
@@ -198,17 +196,17 @@ class TakerTally:
             )
             .filter(pl.col("timestamp_sec") <= pl.col("resumed_sec"))
             .drop_nulls("evicting_request")
-            .group_by("run", "evicting_request")
+            .group_by("stint", "evicting_request")
             .agg(pl.len().alias("blocks"))
         )
 
-    def by_run(self, run: int) -> dict[str, int]:
-        """Blocks by the request that they were evicted for, the most first."""
+    def of_stint(self, stint: int) -> dict[str, int]:
+        """Blocks by the request that evicted them after this stint, the most first."""
         if not self.parts:
             return {}
         rows = (
             pl.concat(self.parts)
-            .filter(pl.col("run") == run)
+            .filter(pl.col("stint") == stint)
             .group_by("evicting_request")
             .agg(pl.col("blocks").sum())
             .sort("blocks", "evicting_request", descending=[True, False])
@@ -219,21 +217,21 @@ class TakerTally:
 def measure(
     session: Session, facts: Facts, preempted: pl.DataFrame, taken: TakerTally, steps: StepTally
 ) -> Preemptions:
-    """The bill over all engines of the session.
+    """The preemptions over all engines of the session, and what they cost.
 
     Args:
         session: the session.
         facts: of the session.
-        preempted: what ``victims`` found.
-        taken: that has seen all evictions.
-        steps: that have seen all steps.
+        preempted: what ``victims`` returns.
+        taken: a tally that has seen all evictions.
+        steps: a tally that has seen all steps.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
     scheduled = steps.scheduled_tokens
-    priced = bill(session, facts, preempted, steps)
+    priced = preemption_bill.measure(session, facts, preempted, steps)
     recomputed = int(priced["recomputed"].sum())
     own = priced.filter("by_itself")
     return Preemptions(
@@ -256,9 +254,9 @@ def measure(
                 lost_sec=row["lost_sec"],
                 made_room_for=row["made_room_for"],
                 by_itself=row["by_itself"],
-                takers=taken.by_run(row["run"]),
+                takers=taken.of_stint(row["stint"]),
             )
-            for row in priced.sort("recomputed", "run", descending=[True, False])
+            for row in priced.sort("recomputed", "stint", descending=[True, False])
             .head(SHOWN)
             .iter_rows(named=True)
         ),
@@ -289,10 +287,10 @@ def _parked(session: Session, facts: Facts, priced: pl.DataFrame) -> Parked:
 
 
 def _put_off(session: Session, facts: Facts) -> tuple[int, float]:
-    """Steps that could not preempt, and the time until they could.
+    """Steps that put a preemption off, and the time until it came.
 
-    Right before a step that preempts they leave requests out that run, and no block is free. There
-    are such steps with a KV connector alone.
+    They come right before a step that preempts, leave running requests out, and see no block free.
+    There are such steps only with a KV connector.
     """
     if facts.scheduler.connector is None:
         return 0, 0.0
@@ -327,189 +325,3 @@ def _put_off(session: Session, facts: Facts) -> tuple[int, float]:
     lasted = pl.col("until") - pl.col("timestamp_sec")
     count, seconds = full.filter("full").select(pl.col("repeats").sum(), lasted.sum()).row(0)
     return int(count), float(seconds)
-
-
-def bill(
-    session: Session, facts: Facts, preempted: pl.DataFrame, stepped: StepTally
-) -> pl.DataFrame:
-    """The victims with ``computed``, ``recomputed``, ``lost_sec``, ``made_room_for`` and
-    ``by_itself``; ``freed_blocks``, and if these were parked, for how many steps and how long
-    (``parked_steps``, ``parked_sec``): then ``preempted_sec`` is when that began."""
-    moves = _moves(session, facts, preempted)
-    steps = stepped.preempting().select("engine", "step", "preempted_reqs", at="timestamp_sec")
-    freed = _with_parking(
-        session,
-        moves.filter(pl.col("event") == "free")
-        .join(preempted, on="run")
-        .filter(pl.col("timestamp_sec") == pl.col("preempted_sec"))
-        .group_by("run")
-        .agg(
-            pl.col("row", "step", "engine", "preempted_sec").last(),
-            freed_blocks=pl.col("num_blocks").sum(),
-        ),
-        steps,
-    )
-    cached = moves.filter(pl.col("event") == "cache")
-    # What was scheduled in the step that preempted it was not computed any more.
-    kept = (
-        cached.join(freed.select("run", last="step"), on="run")
-        .filter(pl.col("step") < pl.col("last"))
-        .group_by("run")
-        .agg(cached=pl.col("num_blocks").sum())
-    )
-    size, every = pl.col("block_size"), pl.col("asked") - 1
-    full = pl.col("had") // size + pl.col("cached").fill_null(0)
-    priced = (
-        preempted.join(freed, on="run", how="left")
-        .join(kept, on="run", how="left")
-        .with_columns(pl.col("preempted_sec") - pl.col("parked_sec").fill_null(0))
-        .with_columns(computed=pl.when(full >= every // size).then(every).otherwise(full * size))
-        .with_columns(recomputed=(pl.col("computed") - pl.col("found")).clip(0))
-    )
-    wanted = (pl.col("computed") // size - pl.col("found") // size).alias("wanted")
-    back = (
-        cached.with_columns(so_far=pl.col("num_blocks").cum_sum().over("run"))
-        .join(priced.select(wanted, run="next_run"), on="run")
-        .filter(pl.col("so_far") >= pl.col("wanted"))
-        .group_by(next_run="run")
-        .agg(back_sec=pl.col("timestamp_sec").min())
-    )
-    end = pl.when(wanted <= 0).then("resumed_sec").otherwise(pl.coalesce("back_sec", "until_sec"))
-    return (
-        _with_cause(session, priced, steps)
-        .join(back, on="next_run", how="left")
-        .with_columns(lost_sec=end - pl.col("preempted_sec"))
-        .sort("run")
-    )
-
-
-def _moves(session: Session, facts: Facts, preempted: pl.DataFrame) -> pl.DataFrame:
-    """The ``free`` and ``cache`` rows of the victims in the full-attention group, by row, each
-    with the ``run`` that it belongs to."""
-    names = preempted.select(_NAME).unique()
-    group = pl.col("group").fill_null(0) == facts.full_attention_group
-    rows = _rows(
-        session,
-        lambda table: table.filter(pl.col("event").is_in(["free", "cache"]) & group).join(
-            names.lazy(), on=_NAME, how="semi"
-        ),
-        preempted,
-    )
-    starts = pl.concat(
-        [
-            preempted.select(*_NAME, "run", "begin_sec"),
-            preempted.select(*_NAME, run="next_run", begin_sec="resumed_sec"),
-        ]
-    )
-    return (
-        rows.sort("timestamp_sec", "row")
-        .join_asof(
-            starts.unique("run").sort("begin_sec"),
-            left_on="timestamp_sec",
-            right_on="begin_sec",
-            by=_NAME,
-            check_sortedness=False,
-        )
-        .select("row", "timestamp_sec", "event", "num_blocks", "step", "run")
-        .drop_nulls("run")
-        .sort("row")
-    )
-
-
-_IN_FLIGHT = 16
-"""No more steps are in flight at once."""
-
-
-def _with_parking(session: Session, freed: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """What was freed, each with the ``parked_steps`` and ``parked_sec`` since the step that
-    preempted its request, if that had been scheduled before; ``step``: of the preemption.
-
-    A step frees what it preempts before ``schedule()`` returns. What comes free later is laid to
-    the last step that preempted more than was freed in it; with several in flight it may have been
-    an earlier one, so the wait is told too short rather than too long.
-    """
-    place = ["engine", "step"]
-    dropped = _rows(session, lambda table: table.filter(pl.col("event") == "reset"), freed)
-    after_drop = freed.join(dropped.select(*place, drop="row"), on=place).filter(
-        pl.col("drop") > pl.col("row")
-    )
-    at_once = freed.join(steps, on=place).filter(pl.col("preempted_sec") <= pl.col("at"))
-    counts = at_once.group_by(place).agg(freed=pl.len())
-    waiting = (
-        steps.join(counts, on=place, how="left")
-        .filter(pl.col("preempted_reqs") > pl.col("freed").fill_null(0))
-        .select("engine", "at", preempting="step")
-        .sort("at")
-    )
-    parked = (
-        freed.join(
-            pl.concat([at_once.select("run"), after_drop.select("run")]), on="run", how="anti"
-        )
-        .sort("preempted_sec")
-        .join_asof(
-            waiting, left_on="preempted_sec", right_on="at", by="engine", check_sortedness=False
-        )
-        .filter(pl.col("step") - pl.col("preempting") <= _IN_FLIGHT)
-        .select(
-            "run",
-            "preempting",
-            parked_steps=pl.col("step") - pl.col("preempting"),
-            parked_sec=pl.col("preempted_sec") - pl.col("at"),
-        )
-    )
-    return (
-        freed.join(parked, on="run", how="left")
-        .with_columns(step=pl.coalesce("preempting", "step"))
-        .drop("preempting", "engine", "preempted_sec")
-    )
-
-
-def _with_cause(session: Session, priced: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """What came next in the step of each preemption, after its blocks were freed; of those that
-    were parked the tables do not tell."""
-    told = (
-        priced.drop_nulls("row")
-        .filter(pl.col("parked_steps").is_null())
-        .join(steps, on=["engine", "step"], how="semi")
-        .sort("row")
-    )
-    after = _rows(
-        session,
-        lambda table: table.filter(
-            pl.col("event").is_in(["allocate", "reset", "reset_refused"])
-        ).join(told.lazy().select("engine", "step").unique(), on=["engine", "step"], how="semi"),
-        told,
-    )
-    causes = told.select("run", "row", "request_id", "engine", "step").join_asof(
-        after.select("row", "engine", "step", "event", next_id="request_id").sort("row"),
-        on="row",
-        by=["engine", "step"],
-        strategy="forward",
-        check_sortedness=False,
-    )
-    by_itself = pl.col("event").is_null()
-    return priced.join(
-        causes.select(
-            "run",
-            by_itself=by_itself,
-            made_room_for=pl.when(by_itself).then("request_id").otherwise("next_id"),
-        ),
-        on="run",
-        how="left",
-    ).with_columns(pl.col("by_itself").fill_null(value=False))
-
-
-def _rows(
-    session: Session, query: Callable[[pl.LazyFrame], pl.LazyFrame], wanted: pl.DataFrame
-) -> pl.DataFrame:
-    """These rows of kv_cache_allocations.csv, with their number ``row``; the table is not read
-    where nothing is wanted."""
-
-    def numbered(table: pl.LazyFrame) -> pl.LazyFrame:
-        return query(table.with_row_index("row")).select(
-            "row", "timestamp_sec", "event", "num_blocks", "request_id", "engine", "step"
-        )
-
-    if wanted.is_empty():
-        return numbered(pl.LazyFrame(schema=TABLES[ALLOCATIONS].columns)).collect()
-    return session.collect(ALLOCATIONS, numbered, history=True)

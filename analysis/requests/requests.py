@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests ended, how, and what did the aborted ones cost?"""
+"""Which requests ended, how did they end, and what did the aborted ones cost?"""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _COLUMNS = (
 class Requests:
     """The requests that ended, aborted ones included, over all engines.
 
-    ``by_reason`` counts them by vLLM's finish reason, the most frequent first.
-    ``aborted_computed_tokens``: tokens in the KV cache of requests that were aborted, those that
-    they had found there included; ``aborted_wasted_tokens``: without these, what was computed for
-    nothing.
-    ``preempted``: those that were preempted, the most often ``most_preemptions`` times.
+    ``by_reason``: how many ended for which of vLLM's finish reasons, the most frequent first.
+    ``aborted_computed_tokens``: tokens that aborted requests had in the KV cache, those that they
+    had found there included; ``aborted_wasted_tokens``: without these, so tokens that were
+    computed for nothing. ``preempted``: requests that were preempted; one of them
+    ``most_preemptions`` times, no other more often.
     """
 
     ended: int
@@ -47,7 +47,7 @@ class Requests:
 
 
 def measure(session: Session) -> Requests:
-    """The sums over requests.jsonl, in one pass.
+    """The sums over requests.jsonl.
 
     Raises:
         SessionError: the file cannot be read.

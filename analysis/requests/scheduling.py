@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What did the scheduler do in its steps, how did the requests fare, and how full was the cache?
+"""What did the scheduler do in its steps, how long did requests wait, and how full was the pool?
 
-Steps that scheduled nothing are counted apart. Requests are those that ended; what they saw is
-from their arrival at the engine, and is told by how full the pool was when they arrived.
+Steps that scheduled nothing are counted apart. The requests are those that ended. Their times
+count from their arrival at the engine, and are grouped by how full the pool was then.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class PerStep:
-    """A figure of every step that scheduled tokens: a quantile is the smallest value that at
-    least so large a share of them did not exceed."""
+    """A figure of every step that scheduled tokens.
+
+    A quantile is the smallest value that at least that share of the steps did not exceed.
+    """
 
     mean: float
     p50: float
@@ -47,11 +49,11 @@ class PerStep:
 
 @dataclass(frozen=True)
 class Pressure:
-    """What happened while the pool's usage was in one ``band`` of the guide.
+    """What happened while the pool's usage was in one ``band`` (``analysis.pool.usage.Bands``).
 
-    ``steps`` that scheduled tokens, with the means of their requests and tokens, and
-    ``preemptions``. Of ``arrived`` requests: how long they queued, and how long after their
-    arrival the first token came.
+    ``steps``: those that scheduled tokens, with ``mean_requests`` and ``mean_tokens`` a step.
+    ``preemptions``: of all steps. ``arrived``: requests that arrived then, with the quantiles of
+    the time until their admission (``queued``) and until their first token, in seconds.
     """
 
     band: str
@@ -68,11 +70,14 @@ class Pressure:
 
 @dataclass(frozen=True)
 class Scheduling:
-    """``steps`` that scheduled tokens: of prompts alone, of answers alone, or both; and
-    ``idle_steps``. ``requests`` and ``tokens`` in a step, and ``schedule_us``: microseconds that
-    ``schedule()`` took; None without a step. ``queued``: from arrival to admission;
-    ``first_token`` and ``finish``: from arrival, as the engine saw them, of requests that ended.
-    ``by_pressure``: the bands in which anything happened, the emptiest first."""
+    """``steps``: those that scheduled tokens. ``prefill_steps`` had tokens of prompts alone,
+    ``decode_steps`` of answers alone, ``mixed_steps`` both. ``idle_steps`` scheduled nothing.
+
+    ``requests`` and ``tokens``: in a step; ``schedule_us``: microseconds that ``schedule()`` took.
+    These three are None without a step. ``queued``: from a request's arrival to its admission.
+    ``first_token`` and ``finish``: from its arrival to its first token and to its end, as the
+    engine saw them. ``by_pressure``: the bands in which anything happened, the emptiest first.
+    """
 
     steps: int
     prefill_steps: int
@@ -89,20 +94,20 @@ class Scheduling:
 
 
 def measure(session: Session, pools: States) -> Scheduling:
-    """The steps and requests of all engines of the session, each table read once.
+    """The steps and requests of all engines of the session.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    collected = SchedulingTally(session, pools)
+    tally = SchedulingTally(session, pools)
     for batch in session.batches(STEPS, COLUMNS):
-        collected.add(batch)
-    return collected.result()
+        tally.add(batch)
+    return tally.result()
 
 
 class SchedulingTally:
-    """The steps seen so far, added up: how many had each value of each figure."""
+    """Counts how many steps had each value of each figure."""
 
     figures = ("scheduled_reqs", "scheduled_tokens", "schedule_us")
 
@@ -123,6 +128,12 @@ class SchedulingTally:
             parts.append(rows.group_by(pl.col(name).cast(pl.Int64).alias("value")).len())
 
     def result(self) -> Scheduling:
+        """The figures of the steps, and of the session's requests.
+
+        Raises:
+            SessionError: requests.jsonl cannot be read.
+
+        """
         kinds = dict(_added(self._kinds, "kind").iter_rows())
         bands = {row["band"]: row for row in _added(self._bands, "band").iter_rows(named=True)}
         waits = _waits(self._session, self._pools)
@@ -132,9 +143,9 @@ class SchedulingTally:
             mixed_steps=kinds.get("mixed", 0),
             decode_steps=kinds.get("decode", 0),
             idle_steps=self._idle,
-            requests=self._counted("scheduled_reqs"),
-            tokens=self._counted("scheduled_tokens"),
-            schedule_us=self._counted("schedule_us"),
+            requests=self._per_step("scheduled_reqs"),
+            tokens=self._per_step("scheduled_tokens"),
+            schedule_us=self._per_step("schedule_us"),
             queued=spread(waits["queued"].drop_nulls()),
             first_token=spread(waits["first_token"].drop_nulls()),
             finish=spread(waits["finish"].drop_nulls()),
@@ -146,7 +157,7 @@ class SchedulingTally:
             ),
         )
 
-    def _counted(self, name: str) -> PerStep | None:
+    def _per_step(self, name: str) -> PerStep | None:
         values = _added(self._values[name], "value").drop_nulls().sort("value").rows()
         if not values:
             return None
@@ -166,7 +177,7 @@ _KIND = (
 
 
 def _by_band(steps: pl.DataFrame, pools: States, busy: pl.Expr) -> pl.DataFrame:
-    """The steps added up by the band that the pool was in when each had been scheduled."""
+    """Sums of the steps by the band of the pool after each had been scheduled."""
     return (
         _with_band(steps, pools)
         .group_by("band")
@@ -180,7 +191,7 @@ def _by_band(steps: pl.DataFrame, pools: States, busy: pl.Expr) -> pl.DataFrame:
 
 
 def _with_band(rows: pl.DataFrame, pools: States) -> pl.DataFrame:
-    """The rows with the band of their engine's pool; before its first state nothing was held."""
+    """The rows with the band of their engine's pool, which is empty before its first state."""
     usage = pl.col("usage_pct").fill_null(0)
     parts = [
         with_states(part.sort("micros"), pools.of(engine)).with_columns(band=band(usage))
@@ -196,7 +207,7 @@ def _added(parts: list[pl.DataFrame], key: str) -> pl.DataFrame:
 
 
 def _waits(session: Session, pools: States) -> pl.DataFrame:
-    """Of each request that ended: its band, and the seconds from its arrival on."""
+    """A row for each request that ended: its band, and its times in seconds since its arrival."""
     arrived = pl.col("timestamp") / 1e3
     requests = session.collect(
         REQUESTS,

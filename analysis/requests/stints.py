@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What did each run of a request begin with, and under which name is it in the tables?"""
+"""What did each stint of a request begin with, and under which name is it in the tables?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from analysis.tables.session import Session
 
 
 def with_lookups(session: Session, prompts: Prompts) -> pl.DataFrame:
-    """The runs of ``prompts``, by ``order``, with ``engine`` and ``request_id``, and of the lookup
-    that began them ``kind``, ``asked`` and ``found`` (tokens, a connector's included).
+    """The stints of ``prompts``, by ``order``, each with the lookup that began it.
+
+    The columns of ``Prompts.stints``, and of the lookup: ``engine``, ``request_id``, ``kind``,
+    ``asked`` (tokens of the prompt), ``found`` (tokens, those of a KV connector included).
 
     Raises:
         SessionError: the table cannot be read.
@@ -29,4 +31,4 @@ def with_lookups(session: Session, prompts: Prompts) -> pl.DataFrame:
         ),
         history=True,
     ).with_row_index("order")
-    return prompts.runs.join(admissions, on="order").sort("order")
+    return prompts.stints.join(admissions, on="order").sort("order")

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why did requests wait, and were blocks free meanwhile?
 
-At the end of each ``schedule()`` the requests that still wait do so for one reason: that which
-made the scheduler stop admitting. The rules are those of ``Scheduler.schedule`` in vLLM 0.32
-(vllm/v1/core/sched/scheduler.py), in its order: a step that preempts admits nobody; then it
-admits while tokens are left in the step, and places among the running; the head of the queue must
-have its adapter, and then its blocks (``KVCacheManager.allocate_slots``). What a step's row, the
-pool's state and the lookup of the head decide is exact; the rest is inferred, as
-``docs/concepts.md`` says.
-
-A step's reason holds for all that wait, until the next step of the engine.
+All requests that still wait at the end of a ``schedule()`` wait for one reason: the rule that made
+the scheduler stop admitting (``analysis.requests.admission_rules``). The reason holds until the
+next step of the engine. It is exact where the step's row, the pool's state and the lookup of the
+request at the head of the queue decide it. The rest is inferred, as ``docs/concepts.md`` says.
 """
 
 from __future__ import annotations
@@ -19,9 +14,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.pool.capacity import block_size_of, usable_blocks
 from analysis.pool.pressure import States, by_engine, micros, with_states
 from analysis.pool.usage import Usage
+from analysis.requests.admission_rules import Rules
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session
 
@@ -42,9 +37,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Reason:
-    """``request_sec``: requests that waited for this reason, times seconds; ``share`` of all
-    waiting. ``usage_pct``: how full the pool was meanwhile, as a mean over ``request_sec``; None
-    where it is not known."""
+    """``request_sec``: requests that waited for this reason, times seconds; ``share``: of all
+    waiting, from 0 to 1. ``usage_pct``: usage of the pool meanwhile, in percent, as a mean over
+    ``request_sec``; None where it is not known.
+    """
 
     request_sec: float
     share: float
@@ -53,23 +49,23 @@ class Reason:
 
 @dataclass(frozen=True)
 class Waiting:
-    """``request_sec``: waiting in all, as requests times seconds; ``waited_sec``: the time in
-    which any request waited, all engines added up; ``most``: requests that waited at once in an
-    engine. ``by_reason``, the largest first:
+    """``request_sec``: all waiting, as requests times seconds. ``waited_sec``: the time in which a
+    request waited, summed over the engines. ``most``: the most requests that waited at once in an
+    engine. ``by_reason``, the largest first ("the head" is the request at the head of the queue):
 
     ``preempting``: the step preempted a request, and so admitted none.
-    ``token_budget``: all tokens of the step were given out.
+    ``token_budget``: the step gave all its tokens out.
     ``max_num_seqs``: as many requests ran as may.
-    ``never_fits``: the head of the queue needs more blocks than the pool has.
-    ``no_blocks``: not even the next chunk of the head had room.
-    ``whole_prompt``: its next chunk had, its whole prompt had not.
-    ``watermark``: its prompt had, but for the blocks that stay free for those that run.
-    ``blocks``: one of these three; the session does not tell which (several KV cache groups).
-    ``no_chunking``: its prompt is longer than what was left of the step, and is not cut up.
+    ``never_fits``: the head needs more blocks than the pool has.
+    ``no_blocks``: the next chunk of the head had no room.
+    ``whole_prompt``: the next chunk of the head had room, and its whole prompt had none.
+    ``watermark``: the prompt had room only in the blocks that stay free for running requests.
+    ``blocks``: one of these three; which one is not known (several KV cache groups).
+    ``no_chunking``: the prompt is longer than what was left of the step, and must not be cut up.
     ``lora``: as many adapters ran as may.
-    ``connector``: it waited for the KV connector.
-    ``paused``: nothing ran and nobody was looked up: the engine was paused, or all that waited
-    were not ready (a grammar, a client that streams its input, results still in flight).
+    ``connector``: the head waited for the KV connector.
+    ``paused``: no request ran, and none was looked up: the engine was paused, or no waiting
+    request was ready (a grammar, a client that streams its input, results still in flight).
     ``not_known``: none of these.
     """
 
@@ -80,29 +76,30 @@ class Waiting:
 
 
 def measure(session: Session, facts: Facts, usage: Usage, pools: States) -> Waiting:
-    """The waiting of all engines of the session, in one pass over its steps.
+    """The waiting of all engines of the session.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    collected = WaitingTally(session, facts, usage, pools)
+    tally = WaitingTally(session, facts, usage, pools)
     for batch in session.batches(TABLE, COLUMNS, history=True):
-        collected.add(batch)
-    return collected.result()
+        tally.add(batch)
+    return tally.result()
 
 
 class WaitingTally:
-    """The waiting up to the steps seen so far, which are all of the session's, warm-up included."""
+    """Sums the waiting up by reason. It needs all steps, those in the warm-up included."""
 
     def __init__(self, session: Session, facts: Facts, usage: Usage, pools: States) -> None:
-        self._rules = _Rules.of(facts, usage)
+        self._rules = Rules.of(facts, usage)
         self._begin, self._end = round(session.begin_sec * 1e6), round(session.end_sec * 1e6)
         self._pools = pools
         self._heads = by_engine(_refused_heads(session))
         self._adapters = by_engine(_adapters(session)) if facts.scheduler.max_loras else {}
-        told_by_admissions = facts.prefix_caching is False
-        self._admissions = by_engine(_admissions(session)) if told_by_admissions else {}
+        # Without prefix caching there are no lookups to show which request was at the head.
+        without_lookups = facts.prefix_caching is False
+        self._admissions = by_engine(_admissions(session)) if without_lookups else {}
         self._engines: dict[int, _Engine] = {}
         self._parts: list[pl.DataFrame] = []
 
@@ -150,126 +147,21 @@ def _result(parts: list[pl.DataFrame], engines: list[_Engine]) -> Waiting:
 
 
 _PART = {"reason": pl.String, "waited": pl.Float64, "full": pl.Float64, "seen": pl.Float64}
-"""Request-microseconds by reason; times the usage; those of which the usage is known."""
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """What the scheduler goes by. ``block_size`` and ``usable`` (blocks, by engine) are there
-    only where a request's blocks can be told by its tokens."""
-
-    facts: Facts
-    block_size: int | None
-    usable: Mapping[int, int]
-
-    @classmethod
-    def of(cls, facts: Facts, usage: Usage) -> _Rules:
-        return cls(facts, block_size_of(facts, usage), usable_blocks(facts, usage))
-
-    def preempting(self) -> pl.Expr:
-        return pl.col("preempted_reqs").fill_null(0) > 0
-
-    def token_budget(self) -> pl.Expr:
-        limits = self.facts.scheduler
-        slots = limits.draft_slots or 0
-        tokens, requests = pl.col("scheduled_tokens"), pl.col("scheduled_reqs")
-        spent = [
-            tokens >= pl.lit(limits.max_num_scheduled_tokens, pl.Int64),
-            tokens + slots * (requests + 1) >= pl.lit(limits.max_num_batched_tokens, pl.Int64),
-        ]
-        return pl.any_horizontal(*(rule.fill_null(False) for rule in spent))
-
-    def max_num_seqs(self) -> pl.Expr:
-        places = pl.lit(self.facts.scheduler.max_num_active_seqs, pl.Int64)
-        return (pl.col("running_reqs") >= places).fill_null(False)
-
-    def refusal(self, usable: int | None, tokens: pl.Expr, hit: pl.Expr) -> pl.Expr:
-        """Why a head of so many tokens, of which so many were found, was not admitted; null where
-        blocks do not explain it."""
-        limits, size = self.facts.scheduler, self.block_size
-        left = pl.lit(limits.max_num_scheduled_tokens, pl.Int64) - pl.col("scheduled_tokens")
-        new = tokens - hit
-        no_chunking = pl.lit(limits.chunked_prefill is False) & (new > left)
-        if size is None or usable is None:
-            return pl.when(no_chunking).then(pl.lit("no_chunking"))
-        chunk = pl.min_horizontal(new, left)
-        if limits.long_prefill_token_threshold:
-            several = pl.col("running_reqs") + pl.col("waiting_reqs") > 1
-            capped = pl.min_horizontal(chunk, limits.long_prefill_token_threshold)
-            chunk = pl.when(several).then(capped).otherwise(chunk)
-        next_chunk = _blocks(hit + chunk + (limits.lookahead_tokens or 0), size)
-        whole = pl.max_horizontal(next_chunk, _blocks(tokens, size))
-        needed = whole if limits.scheduler_reserve_full_isl else next_chunk
-        # Blocks of the hit that others hold need no room; those that nobody holds do.
-        shared, available = hit // size, pl.col("available")
-        return (
-            pl.when(no_chunking)
-            .then(pl.lit("no_chunking"))
-            .when(_blocks(tokens, size) > usable)
-            .then(pl.lit("never_fits"))
-            .when(next_chunk - shared > available)
-            .then(pl.lit("no_blocks"))
-            .when(needed - shared > available)
-            .then(pl.lit("whole_prompt"))
-            .when(needed - shared + self._watermark(usable) > available)
-            .then(pl.lit("watermark"))
-            .when(next_chunk > available)
-            .then(pl.lit("no_blocks"))
-            .when(needed > available)
-            .then(pl.lit("whole_prompt"))
-            .when(needed + self._watermark(usable) > available)
-            .then(pl.lit("watermark"))
-        )
-
-    def _watermark(self, usable: int) -> pl.Expr:
-        """Blocks that an admission must leave free, as KVCacheManager computes them: of all of the
-        engine's, the null block included."""
-        blocks = int((self.facts.scheduler.watermark or 0) * (usable + 1))
-        return pl.when(pl.col("running_reqs") > 0).then(blocks).otherwise(0)
-
-    def of_looked_up(self, usable: int | None) -> pl.Expr:
-        """The reason of steps whose head was looked up and not admitted."""
-        unexplained = "not_known"
-        if self.facts.scheduler.connector:
-            unexplained = "connector"
-        elif self.block_size is None:
-            unexplained = "blocks"
-        reason = self.refusal(usable, pl.col("query_tokens"), pl.col("hit_tokens"))
-        return reason.fill_null(pl.lit(unexplained))
-
-    def of_not_looked_up(self, usable: int | None) -> pl.Expr:
-        """The reason of steps that had tokens and places left, and looked nobody up."""
-        limits = self.facts.scheduler
-        if self.facts.prefix_caching is False:
-            refusal = self.refusal(usable, pl.col("next_tokens"), pl.lit(0))
-        else:
-            refusal = pl.lit(None, pl.String)
-        adapters = pl.col("adapters") >= pl.lit(limits.max_loras, pl.Int64)
-        return (
-            pl.when(adapters.fill_null(False))
-            .then(pl.lit("lora"))
-            .when(pl.lit(bool(limits.connector)))
-            .then(pl.lit("connector"))
-            .when(refusal.is_not_null())
-            .then(refusal)
-            .when(pl.col("scheduled_tokens") == 0)
-            .then(pl.lit("paused"))
-            .otherwise(pl.lit("not_known"))
-        )
+"""Request-microseconds by reason; the same times the usage; those with a known usage."""
 
 
 @dataclass
 class _Engine:
-    """One engine's steps, given piece by piece.
+    """One engine's steps, batch by batch.
 
-    A row of the lookups stands for several, of which only the first one's time is told. They are
-    counted on: the head is looked up once in each step that has tokens and places left, so n
-    lookups that began in a step cover it and the next n - 1 such steps. ``open_steps`` counts the
-    steps of that kind so far, ``covered`` is the one up to which lookups reach, ``told`` counts
-    the rows of lookups that have been read.
+    A row of the lookups stands for several lookups and has the time of the first one only. Each
+    step that has tokens and places left looks the head up once, so n lookups that began in such a
+    step belong to it and to the next n - 1 steps of that kind. ``open_steps``: how many steps of
+    that kind have gone by. ``covered``: the last of them that lookups belong to. ``read``: how many
+    rows of lookups have been read.
     """
 
-    rules: _Rules
+    rules: Rules
     usable: int | None
     begin: int
     heads: pl.DataFrame
@@ -280,11 +172,11 @@ class _Engine:
     most: int = 0
     open_steps: int = 0
     covered: int = 0
-    told: int = 0
+    read: int = 0
     last: pl.DataFrame | None = None
 
     def add(self, steps: pl.DataFrame) -> pl.DataFrame:
-        """The waiting by reason between the steps up to the last of these, which is kept."""
+        """The waiting by reason up to the last of these steps, which waits for the next batch."""
         rows = steps if self.last is None else pl.concat([self.last, steps])
         # A step begins no earlier than the one before it, whatever schedule_us says.
         rows = rows.with_columns(pl.col("began").cum_max())
@@ -293,7 +185,7 @@ class _Engine:
         return self._reasons(rows, self.last["began"][0])
 
     def close(self, end: int) -> pl.DataFrame:
-        """The waiting from the last step to the end."""
+        """The waiting by reason from the last step to the end."""
         assert self.last is not None
         return self._reasons(self.last.with_columns(until=pl.lit(end)), _NEVER)
 
@@ -321,7 +213,7 @@ class _Engine:
         )
 
     def _shares(self) -> Iterator[tuple[pl.Expr, pl.Expr]]:
-        """Each kind of reason, and how many of a row's steps it holds for."""
+        """Each kind of reason, and for how many of a row's steps it holds."""
         preempting = pl.col("preempting").cast(pl.Int64)
         yield pl.lit("preempting"), preempting
         first = (
@@ -332,13 +224,14 @@ class _Engine:
         yield self.rules.of_not_looked_up(self.usable), pl.col("open") - pl.col("looked_up")
 
     def _with_heads(self, rows: pl.DataFrame, next_began: int) -> pl.DataFrame:
-        """The rows with how often their heads were looked up, and with the heads' tokens."""
+        """The rows with ``lookups`` of their heads, and the heads' ``query_tokens`` and
+        ``hit_tokens``."""
         begins = rows["began"].extend_constant(next_began, 1).slice(1)
-        first, after = self.told, self.heads["micros"].search_sorted(begins)
-        self.told = int(after[-1]) if rows.height else first
+        first, after = self.read, self.heads["micros"].search_sorted(begins)
+        self.read = int(after[-1]) if rows.height else first
         rows = rows.with_row_index("row")
         lookups = (
-            self.heads.slice(first, self.told - first)
+            self.heads.slice(first, self.read - first)
             .select("micros", "lookups")
             .join_asof(rows.select("row", "began"), left_on="micros", right_on="began")
             .group_by("row")
@@ -350,8 +243,10 @@ class _Engine:
         )
 
     def _still_waiting(self, rows: pl.DataFrame, after: pl.Series) -> pl.Series:
-        """For each row the position of its head: of those looked up so far, ``after`` in number,
-        the last one that had not been admitted."""
+        """For each row the position of its head in ``heads``.
+
+        It is the last one of the first ``after`` heads that had not been admitted by then.
+        """
         at: pl.Series = after.cast(pl.Int64) - 1
         for _ in range(_BACK):
             admitted = self.heads["admitted_at"].gather(at) <= rows["micros"]
@@ -362,8 +257,8 @@ class _Engine:
         return at
 
     def _classified(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows with ``preempting``, ``token_budget``, and how many of their steps had tokens
-        and places left (``open``), and of these looked the head up."""
+        """The rows with ``preempting``, ``token_budget``, ``open`` (how many of their steps had
+        tokens and places left) and ``looked_up`` (how many of these looked the head up)."""
         rules, lookups = self.rules, pl.col("lookups").cum_sum()
         stopped = rules.token_budget() | rules.max_num_seqs() | (pl.col("waiting_reqs") == 0)
         others = pl.col("repeats") - rules.preempting().cast(pl.Int64)
@@ -372,7 +267,7 @@ class _Engine:
             token_budget=rules.token_budget(),
             open=pl.when(stopped).then(0).otherwise(others),
         ).with_columns(before=self.open_steps + pl.col("open").cum_sum() - pl.col("open"))
-        # covered = max(covered in the row before, before) + lookups, without a loop.
+        # Without a loop: covered = max(covered in the row before, before) + lookups.
         begun = (pl.col("before") - lookups + pl.col("lookups")).cum_max().clip(self.covered)
         rows = rows.with_columns(covered=begun + lookups).with_columns(
             looked_up=pl.min_horizontal((pl.col("covered") - pl.col("before")).clip(0), "open")
@@ -388,29 +283,27 @@ class _Engine:
             self.admissions, on="micros", strategy="forward", allow_exact_matches=False
         )
         arrived = pl.col("arrived") <= pl.col("micros")
-        told = admitted.with_columns(next_tokens=pl.when(arrived).then("next_tokens"))
-        return with_states(told, self.pool).join_asof(self.adapters, on="micros")
+        waiting = admitted.with_columns(next_tokens=pl.when(arrived).then("next_tokens"))
+        return with_states(waiting, self.pool).join_asof(self.adapters, on="micros")
 
 
 _BACK = 16
-"""How many heads that have been admitted are looked past."""
+"""How many heads that have been admitted meanwhile are skipped."""
 _NEVER = 1 << 62
 _NO_HEAD = pl.DataFrame(
     {"micros": -1, "lookups": 0, "query_tokens": None, "hit_tokens": None, "admitted_at": None},
     schema_overrides=dict.fromkeys(("query_tokens", "hit_tokens", "admitted_at"), pl.Int64),
 )
-"""Before anybody was looked up."""
+"""The head before the first lookup."""
 _NO_ADAPTERS = pl.DataFrame(schema={"micros": pl.Int64, "adapters": pl.Int64})
 _NO_ADMISSIONS = pl.DataFrame(schema=dict.fromkeys(("micros", "arrived", "next_tokens"), pl.Int64))
 
 
-def _blocks(tokens: pl.Expr, size: int) -> pl.Expr:
-    return (tokens + size - 1) // size
-
-
 def _timed(steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps with the microseconds at which ``schedule()`` began (or just before: both ends
-    are rounded) and ended."""
+    """The steps with ``began`` and ``micros``: when ``schedule()`` began and ended.
+
+    Both are rounded, so ``began`` is a microsecond early: never too late.
+    """
     took = pl.col("schedule_us").fill_null(0).cast(pl.Int64)
     return (
         steps.with_columns(micros("timestamp_sec"))
@@ -424,8 +317,10 @@ def _timed(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _refused_heads(session: Session) -> pl.DataFrame:
-    """Lookups that did not lead to an admission, in the order of time; ``admitted_at``: when a
-    later one did."""
+    """The lookups that did not lead to an admission, in the order of time.
+
+    ``admitted_at``: when a later lookup of the request did, in microseconds.
+    """
     admitted = pl.col("admitted") == 1
     lookups = session.collect(
         "prefix_cache_lookups",
@@ -447,7 +342,7 @@ def _refused_heads(session: Session) -> pl.DataFrame:
 
 
 def _admissions(session: Session) -> pl.DataFrame:
-    """When each request that has ended was admitted, and with how many tokens."""
+    """When each request arrived and was admitted (``micros``), and the tokens of its prompt."""
     return session.collect(
         "requests",
         lambda table: table.filter(pl.col("queue_sec").is_not_null()).select(
@@ -464,8 +359,8 @@ def _admissions(session: Session) -> pl.DataFrame:
 
 
 def _adapters(session: Session) -> pl.DataFrame:
-    """How many adapters ran, from each change on, told by the requests that have ended."""
-    runs = session.collect(
+    """How many adapters ran, from each change on, as far as requests have ended."""
+    requests = session.collect(
         "requests",
         lambda table: table.filter(
             pl.col("lora").is_not_null() & pl.col("queue_sec").is_not_null()
@@ -479,7 +374,7 @@ def _adapters(session: Session) -> pl.DataFrame:
     )
     changes = pl.concat(
         [
-            runs.select("engine", "lora", micros=pl.col(at), change=pl.lit(change, pl.Int64))
+            requests.select("engine", "lora", micros=pl.col(at), change=pl.lit(change, pl.Int64))
             for at, change in (("begin", 1), ("end", -1))
         ]
     ).sort("micros", "change", descending=[False, True])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How can rows be summed up by text without looking each text up?
+"""How can rows be summed up by text without a hash of each text?
 
-Rows of the tables come in runs: one allocation evicts many blocks that one request let go. Telling
-where a run ends takes a comparison with the row before, which is faster than a hash.
+Neighbouring rows of a table are often alike: one allocation evicts many blocks of one request. To
+compare a row with the one before it is faster than to hash its text.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from collections.abc import Sequence
 import polars as pl
 
 
-def in_runs(rows: pl.DataFrame, columns: Sequence[str], **sums: pl.Expr) -> pl.DataFrame:
-    """These columns of every run of rows that are alike in them, and sums over it."""
+def summed_neighbours(rows: pl.DataFrame, columns: Sequence[str], **sums: pl.Expr) -> pl.DataFrame:
+    """One row for all neighbouring rows that are alike in ``columns``: these columns, and ``sums``.
+
+    Rows that are alike and no neighbours stay apart, so the result may have several of a kind.
+    """
     changes = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in columns)
     return (
         rows.lazy()
-        .with_columns(run=changes.cum_sum().set_sorted())
-        .group_by("run")
+        .with_columns(stretch=changes.cum_sum().set_sorted())
+        .group_by("stretch")
         .agg(pl.col(columns).first(), **sums)
         .with_columns(own_text())
-        .drop("run")
+        .drop("stretch")
         .collect()
     )
 
 
 def own_text() -> pl.Expr:
-    """The columns of text, copied: a few rows of many would keep the text of all in memory."""
+    """Copies of the text columns: without one, a few rows keep the text of all rows in memory."""
     return pl.col(pl.String) + ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How are times spread that range from milliseconds to days?
 
-The bounds are 1, 2 and 5 times the powers of ten from 1 ms to 500,000 s, the same in every
-histogram, so that any two can be laid over each other. A bin includes its lower bound. Below the
-first bound and from the last one on there is one bin each.
+Every histogram has the same bounds, so that any two can be laid over each other: 1, 2 and 5 times
+the powers of ten from 1 ms to 500,000 s. A bin includes its lower bound. One more bin lies below
+the first bound, and one begins at the last bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BOUNDS_SEC = tuple(float(f"{digit}e{power}") for power in range(-3, 6) for digit
 
 @dataclass(frozen=True)
 class Bin:
-    """``count`` values from ``from_sec`` on and below ``to_sec``, which the last bin has not."""
+    """``count`` values from ``from_sec`` on and below ``to_sec``, which is None in the last bin."""
 
     from_sec: float
     to_sec: float | None
@@ -26,7 +26,7 @@ class Bin:
 
 
 def of_sorted(values: pl.Series) -> tuple[Bin, ...]:
-    """The bins from the first to the last that has any of these sorted values."""
+    """The bins of these sorted values in seconds, from the first to the last that has any."""
     below = [0, *values.search_sorted(pl.Series(BOUNDS_SEC), side="left").to_list(), len(values)]
     counts = [end - begin for begin, end in pairwise(below)]
     filled = [number for number, count in enumerate(counts) if count]

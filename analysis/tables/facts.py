@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ran: the session's facts out of metadata.json, and what it says went wrong.
+"""What ran, and what went wrong: the facts and warnings in a session's metadata.json.
 
-Every fact may be missing, in an old session or one of a strange release, and is then None.
+A fact is None where it is missing, as in an old session or in one of an unusual release.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from analysis.tables.metadata import flag, number, part, parts, text, whole
 from analysis.tables.session import Session
 
 FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
-"""Kinds of groups in which every token of a request needs its place in a block."""
+"""Kinds of KV cache groups in which every token of a request takes a slot of a block."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A KV cache group: ``kind`` is vLLM's name for how it caches, ``block_size`` in tokens,
-    ``bytes_per_block`` on each GPU."""
+    """A KV cache group. ``kind``: vLLM's name for its way to cache. ``block_size``: in tokens.
+    ``bytes_per_block``: on each GPU."""
 
     kind: str | None
     block_size: int | None
@@ -29,15 +29,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """What the scheduler was told, by vLLM's names; None where a release has no such setting, or
-    the session does not tell.
+    """The scheduler's settings, by vLLM's names; None where a release has no such setting, or where
+    it was not recorded.
 
     ``max_num_active_seqs``: requests that may run. ``max_num_scheduled_tokens``: tokens that a
     step may schedule. ``scheduler_reserve_full_isl``: a request is admitted only when its whole
-    prompt fits. ``watermark``: the share of the pool that an admission leaves free while others
-    run. ``connector``: the KV connector's name. ``drops_hit_unit``: speculation computes the last
-    block of every prefix hit anew. ``draft_slots``: slots of a step that each request takes for
-    drafts; ``lookahead_tokens``: slots that it holds ahead of its tokens.
+    prompt fits. ``watermark``: the share of the pool that an admission leaves free while other
+    requests run. ``connector``: the name of the KV connector. ``drops_hit_unit``: speculation
+    computes the last block of every prefix hit anew. ``draft_slots``: tokens of a step that each
+    request takes for drafts. ``lookahead_tokens``: slots that it holds ahead of its tokens.
     """
 
     max_num_seqs: int | None
@@ -61,14 +61,14 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class Facts:
-    """The engine's configuration; with several engines, the first one's.
+    """The engine's configuration; of the first engine where there are several.
 
-    ``engines``: the data-parallel ranks that recorded. ``pool_blocks`` counts the null block, as
-    vLLM's own figure does. ``kv_tokens`` and ``max_concurrency`` are what vLLM prints at
-    start-up, the latter for ``max_model_len`` tokens a request. ``blocks_override``: blocks that
-    were asked for with ``--num-gpu-blocks-override``. ``settings``: the flags that
-    advice may name, without their dashes, as far as the release has them. ``device``: ``cuda``,
-    ``cpu`` or another of vLLM's words.
+    ``bytes_per_token``: of KV cache, on each GPU. ``pool_blocks``: the null block included, as in
+    vLLM's own figure. ``kv_tokens`` and ``max_concurrency``: what vLLM prints at start-up, the
+    latter for requests of ``max_model_len`` tokens. ``blocks_override``: the value of
+    ``--num-gpu-blocks-override``. ``settings``: flags that the release has and that advice may
+    name, without their dashes. ``device``: ``cuda``, ``cpu`` or another of vLLM's words.
+    ``engines``: the data-parallel ranks that recorded.
     """
 
     model: str | None
@@ -96,22 +96,26 @@ class Facts:
 
     @property
     def bytes_per_block(self) -> int | None:
-        """What a block of the pool takes on each GPU: it must do for every group."""
+        """Bytes that a block of the pool takes on each GPU: a block must fit every group."""
         return max(
             (group.bytes_per_block for group in self.groups if group.bytes_per_block), default=None
         )
 
     @property
     def full_attention_group(self) -> int:
-        """The first group of full attention, which keeps every block; 0 if there is none."""
+        """The number of the first group of full attention; 0 if there is none."""
         kinds = [group.kind for group in self.groups]
         return next((index for index, kind in enumerate(kinds) if kind in FULL_ATTENTION), 0)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What profiling itself took: time in the hooks at the ends of steps, processor time of the
-    thread that writes, and bytes on disk."""
+    """What profiling itself cost, None where it was not recorded.
+
+    ``hook_sec``: time in the hooks at the ends of steps. ``writing_sec``: processor time of the
+    thread that writes. ``journal_bytes`` and ``table_bytes``: on disk. ``collector_lag_sec``: how
+    long the collector took to reach the end of the journals.
+    """
 
     hook_sec: float | None
     writing_sec: float | None
@@ -156,19 +160,19 @@ def read(session: Session) -> Facts:
 
 
 def cost(session: Session) -> Cost:
-    """What profiling took, as far as the session says."""
-    told = part(session.metadata, "cost")
+    """What profiling the session cost."""
+    entry = part(session.metadata, "cost")
     return Cost(
-        hook_sec=number(told.get("hook_sec")),
-        writing_sec=number(told.get("writing_sec")),
-        journal_bytes=whole(told.get("journal_bytes")),
-        table_bytes=whole(told.get("table_bytes")),
-        collector_lag_sec=number(told.get("collector_lag_sec")),
+        hook_sec=number(entry.get("hook_sec")),
+        writing_sec=number(entry.get("writing_sec")),
+        journal_bytes=whole(entry.get("journal_bytes")),
+        table_bytes=whole(entry.get("table_bytes")),
+        collector_lag_sec=number(entry.get("collector_lag_sec")),
     )
 
 
 def warnings(session: Session) -> tuple[str, ...]:
-    """What is missing from the session's data: one sentence each, the gravest first."""
+    """What is missing from the session's data, one sentence each, the gravest first."""
     return tuple(_warnings(session.metadata))
 
 
@@ -201,8 +205,8 @@ def _process_warnings(process: Mapping[str, Any]) -> Iterator[str]:
     for hook, reason in part(process, "hooks_failed").items():
         yield f"{name}: {hook} failed ({reason}); what came after it is missing"
     for lost in part(process, "lost"):
-        told = part(part(process, "lost"), lost)
-        yield f"{name}: not recorded to the end: {told.get('tables')} ({told.get('reason')})"
+        what = part(part(process, "lost"), lost)
+        yield f"{name}: not recorded to the end: {what.get('tables')} ({what.get('reason')})"
 
 
 _ALWAYS = (
@@ -214,37 +218,37 @@ _ALWAYS = (
     "max-num-batched-tokens",
     "max-num-seqs",
 )
-"""Flags that every release has had; what an old session does not tell."""
+"""Flags that every release has had, for old sessions that do not list theirs."""
 
 
-def _settings(told: Any) -> tuple[str, ...]:
-    if not isinstance(told, list):
+def _settings(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, list):
         return _ALWAYS
-    return tuple(name for name in told if isinstance(name, str))
+    return tuple(name for name in names if isinstance(name, str))
 
 
-def _scheduler(told: Mapping[str, Any]) -> Scheduler:
-    seqs, tokens = whole(told.get("max_num_seqs")), whole(told.get("max_num_batched_tokens"))
-    active = whole(told.get("max_num_active_seqs"))
-    scheduled = whole(told.get("max_num_scheduled_tokens"))
+def _scheduler(entry: Mapping[str, Any]) -> Scheduler:
+    seqs, tokens = whole(entry.get("max_num_seqs")), whole(entry.get("max_num_batched_tokens"))
+    active = whole(entry.get("max_num_active_seqs"))
+    scheduled = whole(entry.get("max_num_scheduled_tokens"))
     return Scheduler(
         max_num_seqs=seqs,
         max_num_active_seqs=seqs if active is None else active,
         max_num_batched_tokens=tokens,
         max_num_scheduled_tokens=tokens if scheduled is None else scheduled,
-        chunked_prefill=flag(told.get("chunked_prefill")),
-        long_prefill_token_threshold=whole(told.get("long_prefill_token_threshold")),
-        scheduler_reserve_full_isl=flag(told.get("scheduler_reserve_full_isl")),
-        watermark=number(told.get("watermark")),
-        policy=text(told.get("policy")),
-        async_scheduling=flag(told.get("async_scheduling")),
-        max_loras=whole(told.get("max_loras")),
-        connector=text(told.get("connector")),
-        speculative_method=text(told.get("speculative_method")),
-        speculative_tokens=whole(told.get("speculative_tokens")),
-        drops_hit_unit=flag(told.get("drops_hit_unit")),
-        draft_slots=whole(told.get("draft_slots")),
-        lookahead_tokens=whole(told.get("lookahead_tokens")),
+        chunked_prefill=flag(entry.get("chunked_prefill")),
+        long_prefill_token_threshold=whole(entry.get("long_prefill_token_threshold")),
+        scheduler_reserve_full_isl=flag(entry.get("scheduler_reserve_full_isl")),
+        watermark=number(entry.get("watermark")),
+        policy=text(entry.get("policy")),
+        async_scheduling=flag(entry.get("async_scheduling")),
+        max_loras=whole(entry.get("max_loras")),
+        connector=text(entry.get("connector")),
+        speculative_method=text(entry.get("speculative_method")),
+        speculative_tokens=whole(entry.get("speculative_tokens")),
+        drops_hit_unit=flag(entry.get("drops_hit_unit")),
+        draft_slots=whole(entry.get("draft_slots")),
+        lookahead_tokens=whole(entry.get("lookahead_tokens")),
     )
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where is a table malformed? Called only once reading it has failed, so it may take its time."""
+"""Which line of a table is malformed, and why?
+
+This runs only after reading the table has failed, so it may take its time.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ _INT64 = (-(2**63), 2**63 - 1)
 
 
 def first_fault(path: Path, table: Table, end: int) -> tuple[int, str] | None:
-    """The number of the first malformed line before the byte ``end`` and what is wrong with it,
-    or None."""
+    """The number of the first malformed line before byte ``end``, and what is wrong with it.
+
+    None where no line is malformed.
+    """
     width = position = 0
     last: dict[tuple[str, ...], float] = {}
     with open(path, "rb") as file:
@@ -66,7 +71,7 @@ def _csv_faults(line: str, table: Table, width: int) -> Iterator[str]:
 
 
 def _disorder(raw: bytes, table: Table, last: dict[tuple[str, ...], float]) -> str | None:
-    """Whether the row, which has no other fault, is earlier than the ``last`` one alike."""
+    """What to say of a sound row that is earlier than the ``last`` one of its kind."""
     if not table.in_order:
         return None
     row = dict(zip(table.columns, next(csv.reader([raw.decode()])), strict=False))
@@ -82,7 +87,7 @@ def _disorder(raw: bytes, table: Table, last: dict[tuple[str, ...], float]) -> s
 
 
 def _read_as(field: str, dtype: Any) -> Any:
-    """The field's value, or None where it has none of this type."""
+    """The field's value; None where it has none of this type."""
     try:
         if dtype == pl.Int64:
             return int(field)
@@ -93,7 +98,7 @@ def _read_as(field: str, dtype: Any) -> Any:
 
 
 def _makes_sense(value: Any, column: str, table: Table) -> bool:
-    """Whether a number is one that the column may have."""
+    """Whether a value is within the bounds of its column; text always is."""
     lowest, highest = table.bounds.get(column, _INT64)
     return not isinstance(value, (int, float)) or lowest <= value <= highest
 
@@ -135,7 +140,7 @@ def _is(value: Any, dtype: Any) -> bool:
 
 
 def no_number(constant: str) -> Any:
-    """Refuse what Python reads, but JSON does not have: NaN and the infinities."""
+    """Refuse NaN and the infinities, which Python's reader takes though JSON has none."""
     raise ValueError(f"{constant} is no number")
 
 
@@ -148,7 +153,7 @@ def _kind(dtype: Any) -> str:
 
 
 def shown(text: str) -> str:
-    """The text, short and on one line."""
+    """The text in ASCII, abridged, on one line."""
     kept = text if len(text) <= 40 else text[:37] + "..."
-    # What is not ASCII takes up to ten characters each.
+    # Each character that is not ASCII takes up to ten.
     return ascii(kept) if len(ascii(kept)) <= 60 else ascii(text[:5] + "...")

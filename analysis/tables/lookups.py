@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which lookup counted for each admitted request?
+"""Which lookup counts for each admitted request?
 
-The one that led to its admission. There can be two where a request's blocks were handed out and
-then not filled (a failed KV transfer): the last one counts. A client that uses a request id again
-has made another request.
+The lookup that led to its admission counts. There may be two of them where a KV transfer failed
+and left the request's blocks empty: then the last one counts. If a client uses a request id again,
+that is another request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from analysis.tables.session import Session
 TABLE = "prefix_cache_lookups"
 
 FRESH = pl.col("kind").is_in(["first", "retry"])
-"""Lookups of requests that have not been preempted and may read the cache."""
+"""The lookup is of a request that has not been preempted and may read the cache."""
 
 COLUMNS = (
     "timestamp_sec",
@@ -28,8 +28,13 @@ COLUMNS = (
 
 
 def admitted(session: Session, *, history: bool = False) -> pl.DataFrame:
-    """One row for each admitted request: ``lookup`` (its number, in the table's order) and
-    ``COLUMNS``.
+    """A row for each admitted request, in the table's order.
+
+    Columns: ``lookup`` (a number from 0 on), and those of ``COLUMNS``, as in the table.
+
+    Args:
+        session: the session.
+        history: include the warm-up.
 
     Raises:
         SessionError: the table cannot be read.

@@ -1,16 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does an entry of metadata.json say, where anything may stand and anything may be missing?
+"""What does metadata.json say, where any entry may be missing or of a wrong kind?
 
-Each reads one value and is None, or empty, where it is not of its kind.
+``read`` reads the file. The other functions read one entry each; they return None, or something
+empty, for a value of another kind.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from analysis.errors import SessionError, unreadable
+from analysis.tables.faults import no_number
+from analysis.tables.find import METADATA
+from analysis.tables.schema import FORMAT_VERSION
+
 _MOST = 10**12
-"""No fact is a larger number; one that is, or a negative one, is damage."""
+"""Larger numbers, and negative ones, are damage."""
+
+_LATEST_SEC = 253402300799
+"""The end of the year 9999."""
+
+
+def read(directory: Path) -> Mapping[str, Any]:
+    """All of a session's metadata.json; empty where there is none.
+
+    Raises:
+        SessionError: the file cannot be read, is not a JSON object, or is of another version.
+
+    """
+    path = directory / METADATA
+    try:
+        metadata = json.loads(path.read_bytes(), parse_constant=no_number)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except json.JSONDecodeError as error:
+        raise SessionError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except UnicodeDecodeError:
+        raise SessionError(f"{path}: not UTF-8 text") from None
+    except RecursionError:
+        raise SessionError(f"{path}: not JSON (nested too deeply)") from None
+    except ValueError as error:
+        # NaN or an infinity, or a number of thousands of digits.
+        what = str(error).partition(":")[0]
+        raise SessionError(f"{path}: not JSON ({what})") from None
+    if not isinstance(metadata, dict):
+        raise SessionError(f"{path}: not a JSON object")
+    version = metadata.get("format_version")
+    if version != FORMAT_VERSION:
+        raise SessionError(
+            f"{path}: format_version is {version!r}, and this analyzer reads {FORMAT_VERSION}; "
+            "use the profilemate that wrote the session, or a newer one"
+        )
+    return metadata
 
 
 def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -25,25 +72,25 @@ def parts(whole: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def listed(value: Any) -> list[Any]:
-    """The list, and nothing where there is none."""
+    """The list; an empty one for any other value."""
     return value if isinstance(value, list) else []
 
 
 def text(value: Any) -> str | None:
-    """Text, or a list of which the first counts (a model may be served under several names)."""
+    """Text, or the first text of a list: a model may be served under several names."""
     if isinstance(value, list) and value:
         value = value[0]
     return value if isinstance(value, str) else None
 
 
 def whole(value: Any) -> int | None:
-    """A whole number that makes sense."""
+    """A whole number from 0 to 10**12."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return value if is_whole and 0 <= value <= _MOST else None
 
 
 def number(value: Any) -> float | None:
-    """A number that makes sense."""
+    """A number from 0 to 10**12."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value <= _MOST else None
 
@@ -51,3 +98,13 @@ def number(value: Any) -> float | None:
 def flag(value: Any) -> bool | None:
     """True or false."""
     return value if isinstance(value, bool) else None
+
+
+def wall_clock(moment: Any) -> float | None:
+    """A time in seconds since 1970, given as such a number or as ISO 8601 text."""
+    if isinstance(moment, (int, float)) and not isinstance(moment, bool):
+        return float(moment) if 0 <= moment <= _LATEST_SEC else None
+    try:
+        return datetime.fromisoformat(str(moment).replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None

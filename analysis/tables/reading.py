@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a table piece by piece, and only up to its last finished line while it is written.
+"""Read a table in parts of some megabytes, and only up to its last finished line.
 
-Polars can scan a CSV file by itself, but not up to a byte: it would stumble over the line that is
-being written, and see some rows in one pass and more in the next.
+Polars can scan a CSV file by itself, but not up to a given byte. While a table is being written it
+would fail at the unfinished line, and see more rows in each pass.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ESCAPED = [f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in 
 
 @dataclass(frozen=True)
 class Extent:
-    """What of a file is read: its rows from byte ``begin`` to ``end``. ``width``: columns that a
-    CSV's header names."""
+    """The bytes of a file that are read: rows from ``begin`` to ``end``. ``width``: how many
+    columns a CSV's header names."""
 
     begin: int
     end: int
@@ -43,12 +43,12 @@ class Extent:
 
 
 def extent(path: Path, table: Table, *, whole: bool) -> Extent:
-    """Where the table's rows are; nowhere if there is no file or no row.
+    """Where the table's rows are; an empty extent without a file or without a row.
 
     Args:
         path: the file.
         table: what should be in it.
-        whole: nothing more will be written, so the last line counts even without its line end.
+        whole: the file is complete, so that the last line counts even without its line end.
 
     Raises:
         SessionError: the header is not the table's.
@@ -69,7 +69,7 @@ def extent(path: Path, table: Table, *, whole: bool) -> Extent:
 def frames(
     path: Path, table: Table, part: Extent, columns: Sequence[str]
 ) -> Iterator[pl.DataFrame]:
-    """These columns of the rows, in the file's order and in pieces of some megabytes.
+    """These columns of the rows, in the file's order, in frames of some megabytes.
 
     Raises:
         PolarsError: a line is malformed.
@@ -79,7 +79,7 @@ def frames(
     if part.begin == part.end:
         return
     with open(path, "rb") as file:
-        for begin, end in _pieces(file, part):
+        for begin, end in _extents(file, part):
             file.seek(begin)
             frame = _frame(file.read(end - begin), table, part, columns)
             if frame is not None:
@@ -87,7 +87,7 @@ def frames(
 
 
 def ahead(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """The same frames, each read by a thread while the one before it is worked on."""
+    """The same frames; a thread reads each while the caller works on the one before."""
     with ThreadPoolExecutor(1) as reader:
         coming = reader.submit(next, frames, None)
         while (frame := coming.result()) is not None:
@@ -96,7 +96,7 @@ def ahead(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
 
 
 def _frame(lines: bytes, table: Table, part: Extent, columns: Sequence[str]) -> pl.DataFrame | None:
-    """These columns of some lines; nothing where they are empty."""
+    """These columns of some lines; None where the lines are empty."""
     if not lines or lines.isspace():
         return None
     if table.is_csv:
@@ -107,8 +107,8 @@ def _frame(lines: bytes, table: Table, part: Extent, columns: Sequence[str]) -> 
 
 
 def _as_in_csv(text: pl.Series) -> pl.Series:
-    """Text that a client controls, as the CSV tables write it, so that names compare."""
-    # Hardly any needs it, and looking for one class of characters is far faster than for 67 texts.
+    """Text that a client controls, escaped as in the CSV tables, so that names compare."""
+    # Hardly any text needs it, and one class of characters is found far faster than 67 texts.
     if text.str.contains(_ANY_CONTROL).any():
         text = text.str.replace_many(_CONTROL, _ESCAPED)
     if text.str.contains(_FORMULA).any():
@@ -117,13 +117,13 @@ def _as_in_csv(text: pl.Series) -> pl.Series:
 
 
 def csv_schema(table: Table, part: Extent) -> dict[str, type[pl.DataType] | pl.DataType]:
-    """The types of the file's columns, appended ones that this version does not know included."""
+    """The types of the file's columns, those included that a newer version has appended."""
     appended = range(len(table.columns), part.width)
     return {**table.columns, **{f"appended_{number}": pl.String for number in appended}}
 
 
 def last_line(path: Path) -> bytes:
-    """The last finished line of a file; empty where there is none."""
+    """The last finished line of a file; empty without one."""
     with open(path, "rb") as file:
         end = _last_line_end(file)
         file.seek(max(0, end - _LINE))
@@ -131,7 +131,7 @@ def last_line(path: Path) -> bytes:
 
 
 def _last_line_end(file: io.BufferedReader) -> int:
-    """The byte after the last line end, and the file back at its beginning."""
+    """The byte after the last line end. It rewinds the file to its beginning."""
     position = os.fstat(file.fileno()).st_size
     while position:
         begin = max(0, position - _LINE)
@@ -145,8 +145,8 @@ def _last_line_end(file: io.BufferedReader) -> int:
     return position
 
 
-def _pieces(file: io.BufferedReader, part: Extent) -> Iterator[tuple[int, int]]:
-    """Where pieces of whole lines begin and end; the part ends with a line, or with the file."""
+def _extents(file: io.BufferedReader, part: Extent) -> Iterator[tuple[int, int]]:
+    """Where parts of whole lines begin and end."""
     begin = part.begin
     while begin < part.end:
         file.seek(begin + _CHUNK)

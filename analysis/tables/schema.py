@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of a session, as the analyzer reads them: names, columns, types.
 
-The columns stand in the order of the files. A newer profilemate may append columns, which are
-read over. ``docs/tables.md`` says what each one means.
+The columns stand in the order of the files. A newer profilemate may append columns, which this one
+skips. ``docs/tables.md`` says what each column means.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FORMAT_VERSION = 1
 
 
 LONGEST_SEC = 1e10
-"""No session lasts so long; a time beyond it is damage."""
+"""No session lasts so long: a later time is damage."""
 _MOST = 2**31 - 1
-"""No count in one row is larger, nor the number of a block, engine, pool or group."""
+"""Larger counts in one row are damage, and larger numbers of blocks, engines, pools, groups."""
 _MOST_BYTES = 2**50
-"""No memory is larger."""
+"""More memory is damage."""
 _NAMES = frozenset(("content_id", "priority", "step", "tenant"))
-"""Whole numbers that only tell things apart, and may be any."""
+"""Whole numbers without bounds: they only name things, or put them in order."""
 
 _SECONDS = pl.Float64
 _COUNT = pl.Int64
@@ -35,7 +35,7 @@ _IDS = pl.List(pl.Int64)
 
 @dataclass(frozen=True)
 class Table:
-    """One file of a session: ``columns`` maps name to type, ``required`` are never empty."""
+    """One file of a session. ``columns``: types by name. ``required``: columns never empty."""
 
     name: str
     file: str
@@ -43,11 +43,11 @@ class Table:
     required: tuple[str, ...]
     time: str = "timestamp_sec"
     time_unit: float = 1.0
-    """The column that says when, and how many seconds its unit is."""
+    """The column that says when, and how many seconds its unit has."""
     in_order: tuple[str, ...] = ()
-    """Rows alike in these columns follow each other in time; the analyzer relies on it."""
+    """Rows that are alike in these columns are in the order of time. The analyzer relies on it."""
     in_order_where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Only rows with one of these values do, by column."""
+    """By column, the values of the rows that are in that order; empty for all rows."""
 
     @property
     def is_csv(self) -> bool:
@@ -60,16 +60,16 @@ class Table:
 
     @cached_property
     def checked(self) -> tuple[str, ...]:
-        """The columns that tell whether a row is sound, and whether it stands where it should."""
+        """The columns that show whether a row is sound and in order."""
         order = (*self.in_order, *self.in_order_where)
         names = {self.time, *self.required, *self.bounds, *order}
         return tuple(name for name in self.columns if name in names)
 
     @cached_property
     def bounds(self) -> Mapping[str, tuple[float, float]]:
-        """The lowest and the highest value that makes sense, for each column that has such."""
+        """The lowest and the highest value that makes sense, for each column that has bounds."""
         longest = LONGEST_SEC / self.time_unit
-        # A duration may come out a little below 0.
+        # Clocks may make a duration a little less than 0.
         spans = {
             name: (-longest, longest) for name, kind in self.columns.items() if kind == pl.Float64
         }
@@ -100,7 +100,7 @@ _DESCRIPTOR = {
     "uniform": _COUNT,
     "has_lora": _COUNT,
 }
-"""What vLLM knows a graph, and the batch that it serves, by."""
+"""The batch descriptor, by which vLLM chooses a graph."""
 
 
 _ALL = (
@@ -189,8 +189,8 @@ _ALL = (
         "kind",
         "lookups",
         "engine",
-        # A row of refused lookups is written when they end, and says when they began; a step tells
-        # of those that come back from a preemption after the others.
+        # A row of refused lookups is written when they end and has the time at which they began. A
+        # step records resumed requests after all others.
         in_order=("engine",),
         in_order_where={"admitted": ("1",), "kind": ("first", "retry")},
     ),

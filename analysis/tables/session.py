@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open a session, check it, hand out its tables as lazy frames or batch by batch.
+"""Open a session, and read its tables, as lazy frames or batch by batch.
 
-Nothing here holds a table in memory. A session that is still being written is read up to its
-last finished line.
+Reading checks the tables. No table is held in memory. Of a session that is still being written,
+the tables are read up to their last finished line.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,13 @@ from polars.io.plugins import register_io_source
 from analysis.errors import SessionError, unreadable
 from analysis.tables import completing
 from analysis.tables.completing import State as State
-from analysis.tables.faults import first_fault, no_number
-from analysis.tables.find import JOURNAL, METADATA, find_session
-from analysis.tables.metadata import part, text
+from analysis.tables.faults import first_fault
+from analysis.tables.find import JOURNAL, find_session
+from analysis.tables.metadata import part, text, wall_clock
+from analysis.tables.metadata import read as metadata_of
 from analysis.tables.reading import Extent, ahead, csv_schema, extent, frames, last_line
-from analysis.tables.schema import FORMAT_VERSION, LONGEST_SEC, TABLES, Table
+from analysis.tables.schema import LONGEST_SEC, TABLES, Table
+from analysis.tables.soundness import DAMAGED, Order, is_damaged
 
 _ROWS = 100_000
 
@@ -36,11 +36,11 @@ _ROWS = 100_000
 class Session:
     """A session's folder, opened for reading.
 
-    ``state``: ``complete`` (every event is in the tables), ``running`` (a process still
-    records) or ``cut off`` (ended, and what the journal still held could not be added).
+    ``state``: ``complete`` (every event is in the tables), ``running`` (a process still records)
+    or ``cut off`` (it ended, and events that were only in the journal are lost).
     ``note``: one sentence on a session that is not complete, else None.
     ``metadata``: metadata.json as it is; empty where the file is missing.
-    ``begin_sec``: what came before this moment is left out, as warm-up; 0 leaves nothing out.
+    ``begin_sec``: the end of the warm-up, which figures leave out; 0 leaves nothing out.
     """
 
     directory: Path
@@ -50,13 +50,15 @@ class Session:
     begin_sec: float = 0.0
 
     def scan(self, table: str, *, history: bool = False) -> pl.LazyFrame:
-        """A table, lazily, in the file's order; a missing one is empty.
+        """A table as a lazy frame, in the file's order; an empty one where the file is missing.
 
-        Rows from before ``begin_sec`` are left out unless ``history`` is asked for: what was in
-        the cache then explains what came after.
+        ``docs/tables.md`` describes the columns and their units. They have the types of
+        ``analysis.tables.schema``, whatever the values. To collect it, use ``collect``, which
+        turns an error of Polars into one line that names the file and the line.
 
-        Collect it through ``collect``, which turns what Polars says of a malformed file into
-        one line that names the file and the line.
+        Args:
+            table: its name, such as ``kv_cache_evictions``.
+            history: include the rows from before ``begin_sec``, which explain what came after.
 
         Raises:
             SessionError: the file cannot be read, or its header is not the table's.
@@ -106,10 +108,15 @@ class Session:
         *,
         history: bool = False,
     ) -> pl.DataFrame:
-        """The result of a query over a table, computed by the streaming engine.
+        """The result of a query over a table, computed by Polars' streaming engine.
 
-        The table is checked before, once: a required value that is empty is a line that is cut
-        short, a number out of bounds is damage, and so are rows out of order.
+        The first query checks the table. An empty required value means that a line is cut short;
+        a number out of bounds, or rows out of order, mean damage.
+
+        Args:
+            table: its name.
+            query: makes a lazy frame out of that of ``scan``.
+            history: include the rows from before ``begin_sec``.
 
         Raises:
             SessionError: the file cannot be read, or a line of it is malformed.
@@ -117,7 +124,7 @@ class Session:
         """
         known = TABLES[table]
         with self._reading(known):
-            # Apart from the query, which then reads what it needs alone.
+            # Checked apart from the query, which then reads only the columns that it needs.
             if not known.is_csv:
                 self._short_columns(known)
             elif table not in self._checked:
@@ -130,6 +137,11 @@ class Session:
     ) -> Iterator[pl.DataFrame]:
         """These columns of a table, in the file's order, some 100,000 rows at a time.
 
+        Args:
+            table: its name.
+            columns: of the table, in the wanted order.
+            history: include the rows from before ``begin_sec``.
+
         Raises:
             SessionError: the file cannot be read, or a line of it is malformed.
 
@@ -138,21 +150,21 @@ class Session:
         with self._reading(known):
             every = history or not self.begin_sec
             wanted = columns if every else list(dict.fromkeys([*columns, known.time]))
-            in_order = _InOrder(known, wanted if self._tells_order(known) else ())
+            in_order = Order(known, wanted if self._is_ordered(known) else ())
             for frame in ahead(self._frames(known, wanted)):
-                if _is_damaged(known, frame) or not in_order.goes_on(frame):
-                    raise self._malformed(known, _DAMAGED)
+                if is_damaged(known, frame) or not in_order.goes_on(frame):
+                    raise self._malformed(known, DAMAGED)
                 yield frame if every else frame.filter(self.in_window(table)).select(columns)
             if {*known.required} <= {*wanted}:
                 self._checked.add(table)
 
     @cached_property
     def _checked(self) -> set[str]:
-        """Tables that went by batch by batch and were sound."""
+        """Tables whose rows have all been read and were sound."""
         return set()
 
-    def _tells_order(self, table: Table) -> bool:
-        """Lookups of requests that wait for a KV connector's transfer are told when it ends."""
+    def _is_ordered(self, table: Table) -> bool:
+        """Not with a KV connector: a lookup that waits for a transfer is recorded when it ends."""
         return not (
             table.in_order_where and text(part(self.metadata, "scheduler").get("connector"))
         )
@@ -171,21 +183,23 @@ class Session:
         return frames(self._path(table), table, self._extent(table), columns)
 
     def _short_columns(self, table: Table) -> pl.DataFrame:
-        """What of a JSON-lines table is no list, which is a small part of it: JSON is slow to
-        read, and many ask for a few of its columns."""
+        """The columns of a JSON-lines table that are no lists, kept in memory.
+
+        They are a small part of it, many modules ask for a few of them, and JSON is slow to read.
+        """
         if table.name not in self._read_columns:
             for _ in self._with_short_columns(table, ()):
                 pass
         return self._read_columns[table.name]
 
     def _with_short_columns(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """These columns; those that are no lists are read and kept beside."""
+        """These columns; also read and keep the columns that are no lists."""
         short = {name: kind for name, kind in table.columns.items() if name not in table.lists}
         parts = [pl.DataFrame(schema=short)]
         for frame in self._read(table, list(dict.fromkeys([*short, *columns]))):
             parts.append(frame.select(short.keys()))
-            if _is_damaged(table, parts[-1]):
-                raise self._malformed(table, _DAMAGED)
+            if is_damaged(table, parts[-1]):
+                raise self._malformed(table, DAMAGED)
             yield frame.select(columns)
         self._read_columns[table.name] = pl.concat(parts)
 
@@ -197,7 +211,7 @@ class Session:
     def end_sec(self) -> float:
         """When the session ended, in seconds since it began.
 
-        The last time in any table for one that is not complete; never before that time.
+        For a session that is not complete, the last time in any table. Never before that time.
         """
         last = max((self._last_time(table) for table in TABLES.values()), default=0.0)
         if self.state != "complete":
@@ -212,7 +226,7 @@ class Session:
         return self.directory / table.file
 
     def _extent(self, table: Table) -> Extent:
-        """What of the file is read, the same in every pass over it."""
+        """Which bytes of the file are read. They are the same in every pass over it."""
         if table.name not in self._extents:
             whole = self.state == "complete"
             with self._reading(table):
@@ -232,7 +246,7 @@ class Session:
         try:
             time = float(field)
         except ValueError:
-            # The header, or a malformed line that reading the table will tell of.
+            # It is the header, or a malformed line, which reading the table reports.
             return 0.0
         return time if 0 <= time <= LONGEST_SEC else 0.0
 
@@ -248,7 +262,7 @@ class Session:
 
     def _malformed(self, table: Table, otherwise: str) -> SessionError:
         path = self._path(table)
-        known = table if self._tells_order(table) else replace(table, in_order=())
+        known = table if self._is_ordered(table) else replace(table, in_order=())
         with self._reading(table):
             fault = first_fault(path, known, self._extent(table).end)
         if fault is None:
@@ -261,61 +275,12 @@ class Session:
 
 
 def _is_utf8(path: Path) -> bool:
-    """Whether Polars can open the file by its name: it takes no other than UTF-8."""
+    """Whether Polars can open the file by its name, which must be UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-_DAMAGED = "a line is cut short, a number out of range, or a row earlier than those before it"
-
-
-def _is_damaged(table: Table, rows: pl.DataFrame) -> bool:
-    """Whether a required value is missing, or a number is not one that its column may have."""
-    sound = [
-        *(pl.col(name).is_not_null().all() for name in table.required if name in rows.columns),
-        *(
-            # NaN is above every number here.
-            pl.col(name).is_between(*bounds).all()
-            for name, bounds in table.bounds.items()
-            if name in rows.columns
-        ),
-    ]
-    return bool(sound) and not all(rows.select(pl.all_horizontal(*sound)).row(0))
-
-
-class _InOrder:
-    """The order of a table's rows, one frame after the other."""
-
-    def __init__(self, table: Table, columns: Sequence[str]) -> None:
-        self._time, self._alike = table.time, table.in_order
-        self._where = [
-            pl.col(name).cast(pl.String).is_in(values)
-            for name, values in table.in_order_where.items()
-        ]
-        needed = {self._time, *self._alike, *table.in_order_where}
-        self._is_told = bool(self._alike) and needed <= {*columns}
-        self._last: pl.DataFrame | None = None
-
-    def goes_on(self, frame: pl.DataFrame) -> bool:
-        """Whether each row is no earlier than the one before it that is alike."""
-        if not self._is_told:
-            return True
-        rows = frame.filter(self._where) if self._where else frame
-        rows = rows.select(self._time, *self._alike)
-        if self._last is not None:
-            rows = pl.concat([self._last, rows])
-        in_order = rows[self._time].is_sorted()
-        if in_order and all(rows[name].min() == rows[name].max() for name in self._alike):
-            # One engine, as most sessions have: faster than to group the rows.
-            self._last = rows.tail(1)
-            return True
-        self._last = rows.group_by(self._alike, maintain_order=True).last().select(rows.columns)
-        if in_order:
-            return True
-        return not rows.select((pl.col(self._time).diff().over(self._alike) < 0).any()).item()
 
 
 def open_session(
@@ -325,16 +290,21 @@ def open_session(
     after_sec: float = 0.0,
     after_requests: int = 0,
 ) -> Session:
-    """Open a session: ``path`` as ``analysis.tables.find.find_session`` takes it.
+    """Open a session.
 
-    A session whose processes have ended but whose tables are not complete is completed first,
-    unless ``complete`` is false; where that cannot be done it is read as it is.
+    If its processes have ended and its tables are not complete, they are completed first. Where
+    that cannot be done, the session is read as it is.
 
-    Warm-up is left out: the first ``after_sec`` seconds, and what came before the arrival of the
-    request that follows the first ``after_requests`` ones. Where both are given, the later counts.
+    Args:
+        path: a session's folder, or a folder of sessions, of which the newest is opened; None for
+            the default folder of sessions.
+        complete: complete the tables where that is needed.
+        after_sec: leave the first so many seconds out, as warm-up.
+        after_requests: leave out what came before the arrival of the request that follows the
+            first so many. With ``after_sec``, the later moment counts.
 
     Raises:
-        SessionError: no session there, its metadata cannot be read or is of another format,
+        SessionError: there is no session, its metadata cannot be read or is of another format,
             nothing is left of it, or the warm-up is not a number from 0 on.
 
     """
@@ -353,7 +323,7 @@ def open_session(
 
 
 def _arrival(session: Session, number: int) -> float:
-    """When the request arrived that ``number`` others came before, in seconds."""
+    """When the request arrived that follows the first ``number`` ones, in seconds."""
     if not number:
         return 0.0
     requests = TABLES["requests"]
@@ -370,9 +340,9 @@ def _arrival(session: Session, number: int) -> float:
 
 
 def _opened(directory: Path, *, complete: bool) -> Session:
-    # Looked for first: the journal goes only after the metadata says that the tables are complete.
+    # Looked for first: the collector removes it after metadata.json says that all is complete.
     has_journal = (directory / JOURNAL).is_dir()
-    metadata = _metadata(directory)
+    metadata = metadata_of(directory)
     if metadata.get("complete") is True:
         return Session(directory, metadata, "complete")
     if not has_journal:
@@ -380,7 +350,7 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     if not complete:
         return Session(directory, metadata, "cut off", f"read as it is, without {JOURNAL}/")
     state, note = completing.complete(directory)
-    metadata = _metadata(directory)
+    metadata = metadata_of(directory)
     if state == "complete" and metadata.get("complete") is not True:
         state, note = "cut off", _without_journal(metadata)
     return Session(directory, metadata, state, note)
@@ -390,46 +360,3 @@ def _without_journal(metadata: Mapping[str, Any]) -> str:
     if metadata.get("ended_at") is None:
         return f"{JOURNAL}/ is missing, so what only it held is not in the tables"
     return "all that was recorded is in the tables, but the record has gaps (see the warnings)"
-
-
-def _metadata(directory: Path) -> Mapping[str, Any]:
-    path = directory / METADATA
-    try:
-        metadata = json.loads(path.read_bytes(), parse_constant=no_number)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except json.JSONDecodeError as error:
-        raise SessionError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    except UnicodeDecodeError:
-        raise SessionError(f"{path}: not UTF-8 text") from None
-    except RecursionError:
-        raise SessionError(f"{path}: not JSON (nested too deeply)") from None
-    except ValueError as error:
-        # NaN and its like, or a number of thousands of digits.
-        what = str(error).partition(":")[0]
-        raise SessionError(f"{path}: not JSON ({what})") from None
-    if not isinstance(metadata, dict):
-        raise SessionError(f"{path}: not a JSON object")
-    version = metadata.get("format_version")
-    if version != FORMAT_VERSION:
-        raise SessionError(
-            f"{path}: format_version is {version!r}, and this analyzer reads {FORMAT_VERSION}; "
-            "use the profilemate that wrote the session, or a newer one"
-        )
-    return metadata
-
-
-def wall_clock(moment: Any) -> float | None:
-    """Seconds since 1970 of a time in metadata.json: a number already, or ISO 8601 text."""
-    if isinstance(moment, (int, float)) and not isinstance(moment, bool):
-        return float(moment) if 0 <= moment <= _LATEST_SEC else None
-    try:
-        return datetime.fromisoformat(str(moment).replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-_LATEST_SEC = 253402300799
-"""The end of the year 9999."""

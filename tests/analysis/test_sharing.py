@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from analysis import open_session, summarize
-from analysis.prefix.sharing import Piece, Sharing
+from analysis.prefix.sharing import Sharing, Stretch
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import request, swept
 
@@ -20,7 +20,7 @@ def test_the_hottest_prefix_and_what_it_saved(session: SessionBuilder) -> None:
     assert (sharing.requests, sharing.sharing) == (5, 4)
     # 1 2 3 4 9 and 11 to 14.
     assert (sharing.contents, sharing.shared_contents) == (9, 3)
-    assert sharing.pieces == (Piece(3, 0, 0, 48, 3, 4, 3, 112),)
+    assert sharing.pieces == (Stretch(3, 0, 0, 48, 3, 4, 3, 112),)
 
 
 def test_where_prompts_part_a_new_piece_begins(session: SessionBuilder) -> None:
@@ -33,9 +33,9 @@ def test_where_prompts_part_a_new_piece_begins(session: SessionBuilder) -> None:
         session.lookups(lookup)
         session.requests(row)
     assert sharing_of(session).pieces == (
-        Piece(1, 0, 0, 16, 1, 4, 3, 48),
-        Piece(3, 0, 16, 48, 2, 2, 1, 32),
-        Piece(5, 0, 16, 32, 1, 2, 1, 16),
+        Stretch(1, 0, 0, 16, 1, 4, 3, 48),
+        Stretch(3, 0, 16, 48, 2, 2, 1, 32),
+        Stretch(5, 0, 16, 32, 1, 2, 1, 16),
     )
 
 

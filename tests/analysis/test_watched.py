@@ -13,7 +13,7 @@ import pytest
 
 from analysis import Session, open_session, summarize
 from analysis.prefix import prompts, rent
-from analysis.requests import preemption_steps, preemptions, stints
+from analysis.requests import preemption_bill, preemption_steps, preemptions, stints
 from analysis.tables import facts
 from profilemate import collector
 from tests.kv.recording import Clock, hooks_only, only_session
@@ -79,7 +79,9 @@ def test_every_preemption_and_what_it_cost(crowd: tuple[Session, CostOracle]) ->
     known = prompts.read(session)
     named = stints.with_lookups(session, known)
     victims = preemptions.victims(named, known, 0.0)
-    bill = preemptions.bill(session, facts.read(session), victims, preemption_steps.read(session))
+    bill = preemption_bill.measure(
+        session, facts.read(session), victims, preemption_steps.read(session)
+    )
     # In the order of time, and of the preempted in one step by name.
     seen = sorted(oracle.preemptions, key=lambda one: (one.time, one.request))
     told = bill.sort("preempted_sec", "request_id").rows(named=True)

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from analysis.tables.session import wall_clock
+from analysis.tables.metadata import wall_clock
 from demo.server import Server, serve
 from demo.tiny_model import write_model as write_demo_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.prefix.sharing import Piece, Sharing, WorkingSet
+from analysis.prefix.sharing import Sharing, Stretch, WorkingSet
 from analysis.renderers.text.layout import Line, note, row, table
 from analysis.stats.spread import Spread
 from analysis.wording.formats import seconds, share
@@ -37,7 +37,7 @@ def lines(sharing: Sharing) -> Iterator[Line]:
             yield from note(_round(what, known, several=several))
 
 
-def _piece(piece: Piece) -> tuple[str, ...]:
+def _piece(piece: Stretch) -> tuple[str, ...]:
     return (
         f"Tokens {piece.begin_token:,} to {piece.end_token:,}",
         f"{piece.requests:,}",

@@ -29,7 +29,7 @@ from benchmarks.pairs import Times, compare, note
 from benchmarks.result import BenchmarkError, Result, middle
 from profilemate.format.events import Columns, Op
 from profilemate.record import encode
-from profilemate.record.encode import Kept
+from profilemate.record.encode import Event
 from profilemate.record.recorder import Recorder
 from tests.support.scheduler import write_model
 
@@ -174,7 +174,7 @@ def packing(model: Path, options: Options) -> list[Result]:
     pool = lockstep.build(model, LOAD, BARE).kv_cache_manager.block_pool
     now = time.monotonic_ns()
     hashes = [os.urandom(32) for _ in range(PACKED)]
-    frames: dict[str, list[Kept]] = {
+    frames: dict[str, list[Event]] = {
         "": [],
         "packing an event": [(encode.once, Op.LOOKUP, now, (1, 500, 480, 0))] * PACKED,
         "packing a block id": [(encode.blocks, Op.ALLOCATE, now, *pool.blocks[:PACKED])],
@@ -187,7 +187,7 @@ def packing(model: Path, options: Options) -> list[Result]:
     ]
 
 
-def _pack(events: list[Kept], since: int) -> int:
+def _pack(events: list[Event], since: int) -> int:
     began = time.thread_time_ns()
     columns = Columns()
     for kept in events:

@@ -30,12 +30,12 @@ PACKAGE = "vllm"
 
 
 class Finder:
-    """Answers for the modules that somebody waits for, with what the other finders find.
+    """Finds the modules that a hook waits for, by asking the other finders.
 
-    ``waiting`` holds what to call, once, with a module that has loaded. vLLM's package is passed
-    before its code runs, which loads modules that others wait for. Another thread can import
-    such modules while that goes on (Python does not make it wait for the package), so until
-    ``active`` any of vLLM's modules may be one, and ``done`` tells which have loaded.
+    ``waiting`` has what to call, once, with a module that has loaded. For vLLM's package that
+    happens before its code runs, since this code loads modules that hooks wait for. Another thread
+    can import such modules meanwhile (Python does not make it wait for the package). So until
+    ``active`` any of vLLM's modules may be one, and ``done`` has those that have loaded.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Finder:
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
         if name not in self.waiting and (self.active or not name.startswith(PACKAGE + ".")):
-            # Our own package stays importable after the path has changed, or after its modules
-            # were unloaded (ddtrace does that to what was loaded at start-up).
+            # Our own package stays importable after the path has changed, or its modules were
+            # unloaded (as ddtrace does with those that were loaded at start-up).
             return PathFinder.find_spec(name, [ROOT]) if name == __package__ else None
         # The finders before this one have been asked.
         is_later = False
@@ -69,7 +69,7 @@ class Finder:
         self.waiting[name] = run
         module = sys.modules.get(name)
         spec = getattr(module, "__spec__", None)
-        # In this order: whoever loads it right now either is done or finds what was put there.
+        # In this order: a thread that loads it right now is either done or finds the line above.
         if module is not None and (name in self.done or not getattr(spec, "_initializing", False)):
             self.loaded(name, module)
 
@@ -85,7 +85,7 @@ class Finder:
 
             hooks.activate(self, vllm)
         except Exception as error:
-            # The copy on the path is not whole: its own messages may be missing, too.
+            # The copy on the path is not whole, and may lack its messages, too.
             try:  # noqa: SIM105 (nothing is imported here)
                 sys.stderr.write(f"profilemate: off, it cannot start: {error!r}\n")
             except Exception:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment variables that profilemate reads, as one value.
 
-Only the names in ``NAMES`` are read. Kubernetes invents others by itself: a service called
-vllm-profiling puts VLLM_PROFILING_PORT=tcp://… into every container.
+It reads only those in ``NAMES``. Kubernetes makes up others: a service called vllm-profiling puts
+VLLM_PROFILING_PORT=tcp://… into every container.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SWITCH = "VLLM_PROFILING"
-GUIDE_SWITCH = "VLLM_ENABLE_PROFILING"
+ENABLE_SWITCH = "VLLM_ENABLE_PROFILING"
+"""Means the same as ``SWITCH``: either of them switches profiling off."""
 DIRECTORY = "VLLM_PROFILING_DIR"
 VERBOSE = "VLLM_PROFILING_VERBOSE"
 SESSION = "VLLM_PROFILING_SESSION"
 FAILED = "VLLM_PROFILING_FAILED"
 GPU_TIMING = "VLLM_PROFILING_GPU_TIMING"
 GPU_INTERVAL = "VLLM_PROFILING_GPU_INTERVAL"
-NAMES = (SWITCH, GUIDE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED, GPU_TIMING, GPU_INTERVAL)
+NAMES = (SWITCH, ENABLE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED, GPU_TIMING, GPU_INTERVAL)
 
 DEFAULT_GPU_INTERVAL_SEC = 1.0
 
@@ -36,17 +37,17 @@ _ON_OFF = {
 
 @dataclass(frozen=True)
 class Config:
-    """What the environment asks for at the moment it is read."""
+    """What the environment asks for at the moment."""
 
     enabled: bool
-    """Whether to profile: switched on, and not given up by a parent process."""
+    """Whether to profile: it is switched on, and no parent process has given up."""
     verbose: bool
     asked_directory: str
     """Where sessions should go; empty for the default."""
     session: str
-    """Name of the session that this process joins; empty where it has none yet."""
+    """The name of the session that this process joins; empty where it has none yet."""
     failed: tuple[str, ...]
-    """Hooks that a parent process could not attach: not tried again here, nor spoken of."""
+    """Hooks that a parent process could not attach. This one neither tries nor reports them."""
     gpu_timing: bool
     """Whether to measure how long replays of CUDA graphs take on the GPU."""
     gpu_interval_sec: float
@@ -58,8 +59,8 @@ class Config:
     def directory(self) -> Path:
         """The absolute path of the folder that holds the sessions.
 
-        Found when it is asked for: Python looks for the temporary folder once, and a program
-        that sets TMPDIR after it has imported vLLM must still get its own.
+        Looked up only here: Python finds the temporary folder once, and a program may set TMPDIR
+        after it has imported vLLM.
         """
         if self.asked_directory:
             return Path(os.path.abspath(os.path.expanduser(self.asked_directory)))
@@ -68,7 +69,7 @@ class Config:
         try:
             folder = tempfile.gettempdir()
         except FileNotFoundError:
-            # Nothing is writable. Whoever opens the session there says so.
+            # Nothing is writable, as the user will hear when a session is opened there.
             folder = "/tmp"
         return Path(folder, "vllm_profiling")
 
@@ -102,7 +103,7 @@ def read(environ: Mapping[str, str]) -> Config:
         return default
 
     failed = tuple(filter(None, environ.get(FAILED, "").split(",")))
-    switched_on = [switch(SWITCH, True), switch(GUIDE_SWITCH, True)]
+    switched_on = [switch(SWITCH, True), switch(ENABLE_SWITCH, True)]
     return Config(
         enabled=all(switched_on) and EVERYTHING not in failed,
         verbose=switch(VERBOSE, False),
@@ -116,17 +117,17 @@ def read(environ: Mapping[str, str]) -> Config:
 
 
 def leave_for_children(environ: MutableMapping[str, str], failed: str) -> None:
-    """Have child processes leave out a hook, or ``EVERYTHING``, that could not be attached."""
+    """Keep child processes from a hook, or ``EVERYTHING``, that could not be attached."""
     known = read(environ).failed
     if failed not in known:
         environ[FAILED] = ",".join((*known, failed))
 
 
 def absolute_pythonpath(value: str, root: str, start_folder: str) -> str:
-    """PYTHONPATH with the relative entries that mean ``root`` made absolute, the rest as it is.
+    """PYTHONPATH with absolute paths for the relative entries that mean ``root``.
 
-    A child that starts in another folder would look for them there. Relative entries, the empty
-    one included, count from the folder in which this process started.
+    A child that starts in another folder would look there. Relative entries, the empty one
+    included, count from the folder in which this process started.
     """
     entries = value.split(os.pathsep)
     for index, entry in enumerate(entries):

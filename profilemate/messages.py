@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What profilemate tells the user: single lines on stderr, and never an error from saying them.
+"""Messages to the user: single lines on stderr, which never raise an error.
 
 Nothing goes through logging, whose configuration belongs to vLLM and its users.
 """
@@ -21,19 +21,19 @@ def say(line: str) -> None:
     try:
         stream = sys.stderr
         if type(stream) is TextIOWrapper:
-            # Around its buffer: what cannot be written would stay there, and fail once more, with
-            # an exit code, when Python ends.
+            # Not through its buffer: a line that cannot be written would stay there and fail again
+            # when Python ends, with an exit code.
             os.write(stream.fileno(), text.encode(stream.encoding, "backslashreplace"))
         else:
             stream.write(text)
             stream.flush()
     except Exception:
-        # stderr may be None, closed, a pipe without a reader, or anything that was put there.
+        # stderr may be None, closed, a pipe without a reader, or anything that replaced it.
         pass
 
 
 def say_once(key: str, line: str) -> None:
-    """Write the line unless this process, or the one it was forked from, has used the key."""
+    """Write the line unless this process, or the one that it is a fork of, has used the key."""
     mine = object()
     # setdefault lets one of several threads win, without a lock that a fork could leave taken.
     if _said.setdefault(key, mine) is mine:
@@ -47,6 +47,6 @@ def say_if_verbose(line: str) -> None:
 
 
 def give_up(reason: str) -> None:
-    """Say why this process profiles nothing, and keep its children from trying and saying so."""
+    """Say why this process profiles nothing, and keep its children from trying and saying it."""
     config.leave_for_children(os.environ, config.EVERYTHING)
     say_once("off", f"off, {reason}; vLLM runs without it")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary of the journal: what a hook may say, and how it is laid out.
+"""The vocabulary of the journal: the kinds of events, and how a frame holds them.
 
-An events frame is laid out by columns, so that packing a frame is a handful of calls whatever it
-holds. Each event has one op and then, as said at each
-op below, its times, numbers, lists of block ids, hashes and blobs in the columns of that name.
+A frame holds events by columns, so a handful of calls pack it, whatever it holds. Each event has
+one op and, as described at each op below, its times, numbers, lists of block ids, hashes and blobs
+in the columns of that name.
 
 ``ops``      bytes: the op, and the pool's index in the bits from ``POOL_SHIFT``
 ``times``    nanoseconds of the monotonic clock
 ``numbers``  integers
-``lists``    lists of block ids: first those of all events whose ids came from blocks, then those
-             of EVICT, ASSIGN, TABLE and ADMIT, whose ids vLLM had listed already
+``lists``    lists of block ids: first all those that are read from blocks, then those of EVICT,
+             ASSIGN, TABLE and ADMIT, which vLLM itself has as ids
 ``hashes``   ``HASH_BYTES`` bytes each: the first bytes of vLLM's own block hashes
 ``blobs``    bytes, whose length is one of the event's numbers
 """
@@ -25,56 +25,57 @@ from typing import Any
 
 
 class Op(IntEnum):
-    """One kind of event; n is a count, and "a list" is one of block ids."""
+    """The kind of an event. n is a count; "a list" is one of block ids."""
 
     ALLOCATE = 1
     """Blocks handed out by the pool: a list. 1 time."""
     REUSE = 2
-    """Blocks taken up again by a prefix hit: a list. 1 time."""
+    """Blocks reused after a prefix hit: a list. 1 time."""
     FREE = 3
-    """References dropped: request + 1 (0: the call named none); a list of the blocks whose last
-    holder let go, and one of those that have another. 1 time."""
+    """A request let go of blocks: request + 1 (0: not known); a list of the blocks that nobody
+    holds any more, and one of those that another request holds. 1 time."""
     RELEASE = 4
-    """As FREE, of all n blocks in the request's block table, last first, whose holders are those
-    that its other events tell: request, n. 1 time."""
+    """As FREE, for all n blocks in the request's block table, last first: request, n. The other
+    events say who holds them. 1 time."""
     CACHE = 5
-    """n blocks of the request's block table became reusable: request, index of the first in the
-    table, n; n hashes. 1 time."""
+    """n blocks of the request's block table got contents that a lookup can find: request, index of
+    the first in the table, n; n hashes. 1 time."""
     CACHE_LIST = 6
-    """As CACHE, named one by one: request, group, tokens up to the end of the first, tokens from
-    one to the next; a list, as many hashes. 1 time."""
+    """As CACHE, block by block: request, group, tokens up to the end of the first, tokens from one
+    to the next; a list, as many hashes. 1 time."""
     EVICT = 7
     """Cached blocks lost their content by an explicit eviction: a list. 1 time."""
     RESET = 8
-    """The prefix cache was dropped (1) or the reset was refused (0): which. 1 time."""
+    """The prefix cache was reset: 1, or 0 where vLLM refused to. 1 time."""
     MOVE = 9
     """A content moved to another block: source id, target id. 1 time."""
     REQUEST = 10
     """A request arrived: request, n; a blob of n bytes (JSON, NUL, prefix ids). 1 time."""
     LOOKUP = 11
-    """A prefix-cache lookup: request, tokens asked for, tokens found, and 1 where the request
-    must not read the cache, else 0. 1 time."""
+    """A prefix-cache lookup: request, tokens asked for, tokens found, and 1 where the request must
+    not read the cache, else 0. 1 time."""
     PREEMPT = 12
     """A running request was preempted: request, tokens computed until then. 1 time."""
     FINISH = 13
     """A request ended: request, prompt tokens, output tokens, computed tokens, n, and the reason's
-    place in ``REASONS``; n hashes (of its full blocks, where no table tells them). 1 time."""
+    place in ``REASONS``; n hashes (of its full blocks, where its block table does not lead to
+    them). 1 time."""
     PARK = 14
-    """Blocks left their request but stay held until a step in flight ends: request; a list.
-    No time."""
+    """A request let go of blocks, which stay held until a step in flight ends: request; a list. No
+    time."""
     PARK_ALL = 15
-    """As PARK, of all blocks in the request's block table: request. No time."""
+    """As PARK, for all blocks in the request's block table: request. No time."""
     ASSIGN = 16
-    """Requests that got blocks in the step that ends: n, n requests; for each request and each
-    KV cache group a list. No time."""
+    """Requests that got blocks in the step that ends: n, n requests; for each request and each KV
+    cache group a list. No time."""
     TABLE = 17
     """All blocks that a request holds: request; a list for each group. No time."""
     ADMIT = 18
     """A waiting request began to run: request, tokens already computed; a list for each group:
     all blocks that it holds. No time."""
     ADMIT_LOOKED_UP = 19
-    """As ADMIT, of a request whose n blocks are those that this step's events tell after its
-    lookup: request, tokens already computed, n. No time."""
+    """As ADMIT, for a request whose n blocks are those of this step's events after its lookup:
+    request, tokens already computed, n. No time."""
     STEP = 20
     """``schedule()`` ended: running, waiting, scheduled tokens, prefill tokens, scheduled
     requests, then the free blocks of each pool. 2 times: begin and end."""
@@ -82,27 +83,27 @@ class Op(IntEnum):
     """``update_from_output()`` ended: running, waiting, then the free blocks of each pool.
     1 time."""
     REPEAT = 22
-    """The last step, which scheduled nothing, was repeated n more times with the same lookups:
-    n. 1 time: the end of the last one."""
+    """The last step, which scheduled nothing, was repeated n times with the same lookups: n. 1
+    time: the last one's end."""
     FIRST_TOKEN = 23
     """The first output tokens of n requests arrived: n, n requests. 1 time."""
     GRAPH = 24
-    """What the CUDA graphs that are captured next belong to, an entry: its number, n; a blob of n
+    """An entry, to which the CUDA graphs that are captured next belong: its number, n; a blob of n
     bytes: a JSON list of mode, num_tokens, num_reqs, uniform, has_lora, source, kind, part.
     1 time."""
     CAPTURE = 25
-    """A CUDA graph was captured: entry, KiB of device memory that it took + 1 (0: not known).
+    """A CUDA graph was captured: entry, KiB of device memory that it takes + 1 (0: not known).
     2 times: begin, end."""
     BATCH = 26
     """A batch descriptor: its number, n; a blob of n bytes: a JSON list of mode, num_tokens,
     num_reqs, uniform, has_lora. 1 time."""
     EXECUTION = 27
-    """The model was executed: batch (0: that of the entry), tokens without padding, entry that was
-    replayed (0: none), CUDA graphs replayed, ns to launch them, ns that they took on the GPU + 1
-    (0: not measured), 1 for a dummy. 1 time: its end, when all was launched."""
+    """An execution: batch (0: the entry's), tokens without padding, entry that was replayed (0:
+    none), CUDA graphs replayed, ns to launch them, ns that they took on the GPU + 1 (0: not
+    measured), 1 for a dummy. 1 time: its end, when all was launched."""
     REPLAY = 28
-    """CUDA graphs were replayed that are no part of an execution: entry (0: unknown), graphs, ns to
-    launch them, ns on the GPU + 1 (0: not measured). 1 time."""
+    """CUDA graphs were replayed outside any execution: entry (0: unknown), graphs, ns to launch
+    them, ns on the GPU + 1 (0: not measured). 1 time."""
     LOST = 29
     """A part of the recording ended before the rest: its place in ``PARTS``. 1 time."""
 
@@ -112,25 +113,26 @@ PARTS = {
     "frees": "preemptions",
     "lookups": "prefix_cache_lookups.csv, the hits of requests.jsonl, and who reused blocks",
     "requests": "requests.jsonl, and how many requests each step finished",
-    "updates": "first tokens, and the pool after each step's results, told of the next step",
+    "updates": "first tokens, and the pool's usage between steps",
     "graphs": "the cuda_graph tables",
     "executions": "cuda_graph_timeline.csv",
 }
-"""What of a recording can end alone, and what is told by it. The journal names a part by its place,
-so new ones come last."""
+"""The parts of a recording that can end alone, and what is lost with each. The journal names a part
+by its place, so new ones come last."""
 
 REASONS = ("stop", "length", "abort", "error", "repetition", "other")
-"""Why a request ended, in vLLM's words; a reason that is not here is the last."""
+"""Why a request ended, in vLLM's words. The last stands for reasons that are not here."""
 
 OP_MASK = 0x1F
 POOL_SHIFT = 5
 MAX_POOLS = 8
 
 HASH_BYTES = 8
-"""Bytes kept of a block hash: any two of 10 million contents collide with a chance of 3e-6."""
+"""Bytes of a block hash in the journal. Among 10 million contents, the chance that any two collide
+is 3e-6."""
 
 PREFIX_BYTES = 6
-"""Bytes of one prefix id: whole in a JSON number."""
+"""Bytes of one prefix id, which a JSON number holds exactly."""
 
 FRAME = struct.Struct("<q7I4s")
 """Head of an events frame: the time of the frame before it, the lengths of ops, times,
@@ -140,7 +142,7 @@ numbers, lists (their lengths) and ids. Times of four bytes are the lower halves
 LOWER_HALF = (1 << 32) - 1
 
 WHOLE_NS = 1 << 31
-"""A time that is not farther than this from another is known from it and its own lower half."""
+"""A time's lower half is enough where another time, at most this far away, is known."""
 
 _first_bytes = itemgetter(slice(0, HASH_BYTES))
 
@@ -151,10 +153,10 @@ def op_of(op: Op, pool: int) -> int:
 
 
 class Columns:
-    """Events that were not written yet, in the order said at each op.
+    """The columns of a frame to be, each event's values in the order given at its op.
 
-    ``blocks`` holds a list of vLLM's blocks for each list of ids that comes from blocks; their
-    ids are read when the frame is packed. ``ids`` holds the other lists.
+    ``blocks`` has lists of vLLM's blocks, whose ids are read when the frame is packed. ``ids`` has
+    the other lists.
     """
 
     __slots__ = ("blobs", "blocks", "hashes", "ids", "numbers", "ops", "times")
@@ -169,7 +171,7 @@ class Columns:
         self.blobs: list[bytes] = []
 
     def pack(self, since: int) -> bytes:
-        """The payload of a frame that holds these events, the last frame being of ``since``."""
+        """The payload of a frame with these events. ``since`` is the time of the frame before."""
         times, numbers, blocks, hashes = self.times, self.numbers, self.blocks, self.hashes
         time_code, packed_times = _packed_times(times, since)
         number_code, packed_numbers = _packed(numbers)
@@ -204,7 +206,7 @@ class Columns:
 
 
 def _packed(values: list[int]) -> tuple[bytes, bytes]:
-    """Typecode and bytes of the values, in two bytes each if all of them fit, else in four."""
+    """Typecode and bytes of the values: two bytes each if all of them fit, else four."""
     try:
         return b"H", struct.pack(f"{len(values)}H", *values)
     except struct.error:
@@ -212,7 +214,7 @@ def _packed(values: list[int]) -> tuple[bytes, bytes]:
 
 
 def _packed_times(times: list[int], since: int) -> tuple[bytes, bytes]:
-    """Typecode and bytes of the times: their lower halves, unless more time has passed."""
+    """Typecode and bytes of the times: their lower halves, unless too much time has passed."""
     packed = struct.pack(f"{len(times)}q", *times)
     if times and max(times) - since < WHOLE_NS > since - min(times):
         return b"I", memoryview(packed).cast("I")[::2].tobytes()
@@ -220,7 +222,7 @@ def _packed_times(times: list[int], since: int) -> tuple[bytes, bytes]:
 
 
 def whole_times(lower_halves: list[int], since: int) -> list[int]:
-    """Times, in nanoseconds, from their lower halves and one that is near them all."""
+    """Times in nanoseconds, from their lower halves and a time that is near all of them."""
     begin = since - WHOLE_NS
     return [begin + ((half - begin) & LOWER_HALF) for half in lower_halves]
 

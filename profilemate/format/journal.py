@@ -51,10 +51,11 @@ def _checksum(kind: int, payload: bytes) -> int:
 
 
 class JournalWriter:
-    """Appends frames to a journal whose file descriptor is its own from now on.
+    """Appends frames to a journal. The file descriptor is the writer's from now on.
 
-    ``size`` is the length of what is whole. A disk that is full ends it: what is lost from then on
-    can still be told, if need be in the place of the last frames: ``has_room`` says that they went.
+    ``size`` is the length of the whole frames. A full disk ends the journal. How much is lost from
+    then on can still be written, if need be in place of the last frames; ``has_room`` says that
+    these were given up.
     """
 
     def __init__(self, fd: int) -> None:
@@ -64,7 +65,7 @@ class JournalWriter:
         self._last_frames: deque[tuple[int, int]] = deque(maxlen=16)
 
     def append(self, data: bytes, events: int = 0) -> None:
-        """Write the data whole, or nothing of it; ``events`` are how many it holds.
+        """Write all of the data, or nothing; ``events`` is how many events it holds.
 
         Raises:
             OSError: it could not be written.
@@ -75,7 +76,7 @@ class JournalWriter:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError:
-            # A torn frame would hide every later one from the reader.
+            # A torn frame would hide all later ones from the reader.
             self._cut_back()
             raise
         if self.size:
@@ -92,7 +93,7 @@ class JournalWriter:
         return events
 
     def put_last(self, data: bytes) -> None:
-        """Write this behind what is whole; the next call replaces it. Never raises OSError."""
+        """Write this behind the whole frames; the next call replaces it. Never raises OSError."""
         self._cut_back()
         size = self.size
         with contextlib.suppress(OSError):
@@ -118,7 +119,7 @@ class JournalReader:
     """Reads whole frames of a journal that may still be growing.
 
     ``offset`` is the end of the last whole frame that was read. A tail that is torn or does not
-    match its checksum is left alone: a later ``read`` tries it again.
+    match its checksum waits: a later ``read`` tries it again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,13 +153,13 @@ class JournalReader:
         return frames
 
     def _reread(self) -> list[tuple[Kind, bytes]]:
-        """The writer ran out of disk, and said so in the place of its last frames.
+        """The writer ran out of disk, and said so in place of its last frames.
 
-        Those have been read before, and so has all else but what it says.
+        All other frames have been read before.
         """
         self.offset = os.fstat(self._fd).st_size
         data = os.pread(self._fd, self.offset, len(MAGIC))
-        return [(kind, told) for kind, told in _whole_frames(data) if kind >= Kind.STATUS]
+        return [frame for frame in _whole_frames(data) if frame[0] >= Kind.STATUS]
 
     def close(self) -> None:
         os.close(self._fd)

@@ -23,7 +23,7 @@ METADATA_FILE = "metadata.json"
 
 @dataclass(frozen=True)
 class Founding:
-    """What the first process of a session settled for all of them."""
+    """What the first process of a session settles for all others."""
 
     session_id: str
     host: str
@@ -32,12 +32,12 @@ class Founding:
     started_at: float
     """Wall clock at second 0, in seconds since 1970."""
     key: bytes
-    """Secret that content and prefix ids are made with; gone when the tables are complete."""
+    """The secret behind content and prefix ids; removed when the tables are complete."""
     argv: list[str]
 
 
 def read_founding(journals: Path) -> Founding:
-    """What the session's first process settled.
+    """Read what the session's first process settled.
 
     Raises:
         SessionError: the file is missing or damaged.
@@ -53,11 +53,11 @@ def read_founding(journals: Path) -> Founding:
 
 
 def close_to_newcomers(journals: Path) -> None:
-    """From now on a process that starts opens a session of its own."""
+    """Close the session: a process that starts later opens one of its own."""
     if not (journals / CLOSED_FILE).exists():
         os.rename(journals / FOUNDING_FILE, journals / CLOSED_FILE)
 
 
 def reopen(journals: Path) -> None:
-    """Undo ``close_to_newcomers``: one came just before."""
+    """Undo ``close_to_newcomers``, for a process that came just before it."""
     os.rename(journals / CLOSED_FILE, journals / FOUNDING_FILE)

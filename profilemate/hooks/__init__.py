@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks: which vLLM module each waits for, and what became of it.
+"""The hooks: which vLLM module each waits for, and whether it is attached.
 
-A hook is attached when its module has loaded, under that module's import lock. So that threads
-which import in different orders cannot wait for each other, a hook's own module imports nothing
-of vLLM's at its top level: ``attach`` is given the module it waited for.
+A hook is attached when its module has loaded, under that module's import lock. Threads that import
+in different orders must not wait for each other. So a hook's own module imports nothing of vLLM's
+at its top level: ``attach`` gets the module that the hook waited for.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class Hook:
     module: str
     """The vLLM module it waits for."""
     attach: str
-    """``package.module:function``, imported no sooner than that module has loaded.
+    """``package.module:function``, imported when vLLM's module has loaded.
 
-    It takes the module. What it raises switches this hook off, and it must undo what it had
-    changed by then.
+    The function takes that module. Where it raises, this hook is off, so it must first undo what it
+    has changed.
     """
     always: bool = False
-    """Whether it is attached with profiling switched off, too."""
+    """Whether it is attached even with profiling switched off."""
     requires: tuple[str, ...] = ("wrapt", "orjson")
-    """What has to be installed for it."""
+    """Packages that it needs."""
     optional: bool = False
-    """Whether it is for some releases only: one without its module lacks nothing."""
+    """Whether only some releases have its module, and the others miss nothing."""
 
 
 HOOKS: tuple[Hook, ...] = (
@@ -82,7 +82,7 @@ HOOKS: tuple[Hook, ...] = (
 
 
 class Status(NamedTuple):
-    """What became of a hook: ``reason`` says why it is not attached, and is empty if it is."""
+    """A hook and whether it is attached; ``reason`` says why not."""
 
     name: str
     attached: bool
@@ -93,7 +93,7 @@ _statuses: dict[str, Status] = {}
 
 
 def status() -> list[Status]:
-    """The hooks of this process, in the order of ``HOOKS``; those for other releases left out."""
+    """The hooks of this process, in the order of ``HOOKS``, without those for other releases."""
     unseen = "vLLM has not been imported"
     return [
         _statuses.get(hook.name, Status(hook.name, False, unseen))
@@ -128,13 +128,13 @@ def _repair_pythonpath(start_folder: str) -> None:
 
 
 def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
-    """Those of the hooks that can be attached; says so where some cannot."""
+    """The hooks that can be attached; tells the user about those that cannot."""
     settings = config.read(os.environ)
     if not settings.enabled:
         _set_all(hooks, _why_off(settings))
         return []
     if not (settings.session or settings.failed):
-        # Otherwise a parent process has said it.
+        # Otherwise a parent process has said so.
         for problem in settings.problems:
             say(problem)
     missing = sorted({name for hook in hooks for name in hook.requires if not _installed(name)})
@@ -157,7 +157,7 @@ def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
             config.leave_for_children(os.environ, hook.name)
         say(
             f"this vLLM has no {' and no '.join(hook.module for hook in missed)}: "
-            f"{_named(missed)} off, vLLM runs without. A newer profilemate may know it"
+            f"{_subject(missed)} off, vLLM runs without. A newer profilemate may know it"
         )
     wanted = [hook for hook in hooks if hook not in unknown]
     if wanted:
@@ -195,7 +195,7 @@ def _failed(hook: Hook, error: Exception) -> None:
     config.leave_for_children(os.environ, hook.name)
     version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
     say(
-        f"{_named([hook])} off, it does not fit vLLM {version} ({reason}); vLLM runs without it. "
+        f"{_subject([hook])} off, it does not fit vLLM {version} ({reason}); vLLM runs without it. "
         f"A newer profilemate may fit"
     )
     for line in "".join(traceback.format_exception(error)).splitlines():
@@ -217,7 +217,8 @@ def _set_all(hooks: Iterable[Hook], reason: str) -> None:
         _set(hook, reason)
 
 
-def _named(hooks: Sequence[Hook]) -> str:
+def _subject(hooks: Sequence[Hook]) -> str:
+    """The hooks as the beginning of a sentence."""
     names = " and ".join(hook.name for hook in hooks)
     return f"hook {names} is" if len(hooks) == 1 else f"hooks {names} are"
 
@@ -230,9 +231,9 @@ def _installed(name: str) -> bool:
 
 
 def _exists(module: str, vllm_folders: Sequence[str]) -> bool:
-    """Whether vLLM has the module, found without importing what lies above it.
+    """Whether vLLM has the module, without importing the packages above it.
 
-    True where that cannot be told.
+    True where vLLM's folders are not known.
     """
     _, *packages, _ = module.split(".")
     folders = [os.path.join(folder, *packages) for folder in vllm_folders]

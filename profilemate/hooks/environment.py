@@ -2,9 +2,9 @@
 """Keep vLLM from reporting our variables as unknown, or refusing to start over them.
 
 vLLM checks its environment against ``vllm.envs.environment_variables``: in
-``vllm.envs.validate_environ`` from 0.17.1, in ``Platform.validate_environ`` from 0.31. Whatever
-is registered there also enters the key of the torch.compile cache, so our names are known to
-the check alone. Names that only look like ours stay vLLM's business.
+``vllm.envs.validate_environ`` from 0.17.1, in ``Platform.validate_environ`` from 0.31. All that is
+registered there also enters the key of the torch.compile cache, so only the check gets to see our
+names. Names that just look like ours stay vLLM's business.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _forget_names(envs: Any) -> None:
 
 
 def _start_afresh() -> None:
-    """In a fork: other threads' checks, and the lock that one may have held, are the parent's."""
+    """In a fork, where no other thread runs a check or holds the lock any more."""
     global _lock
     _lock = threading.Lock()
     _forget_names(sys.modules.get("vllm.envs"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put a function of ours in the place of one object's method.
 
-An instance is changed, not its class: whatever class really runs is covered, a subclass or a
-replacement included, nothing is hooked twice, and taking the hook away is one ``delattr``.
+The instance is changed, not its class. That covers whatever class really runs, a subclass or a
+replacement included; nothing is hooked twice; and one ``delattr`` takes the hook away.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ Undo = Callable[[], None]
 
 
 def reference(instance: object) -> Callable[[], Any]:
-    """A weak reference that hooks call the instance by: they must not keep it alive."""
+    """A weak reference to the instance, which hooks must not keep alive."""
     return weakref.ref(instance)
 
 
 def own_method(instance: object, name: str) -> Callable[..., Any] | None:
     """The method that this object's class gives it, unbound, or None where it has none.
 
-    Nor has it one where something else stands in the object itself: calling the class's would
-    leave that out.
+    None, too, where the object itself has something in the method's place: to call the class's
+    would leave that out.
     """
     method = inspect.getattr_static(type(instance), name, None)
     if not inspect.isroutine(method):
@@ -36,7 +36,7 @@ def own_method(instance: object, name: str) -> Callable[..., Any] | None:
 
 
 def required_method(instance: object, name: str) -> Callable[..., Any]:
-    """As ``own_method``, for a method without which nothing can be recorded.
+    """As ``own_method``, of a method that the caller cannot do without.
 
     Raises:
         AttributeError: the object's class has none of that name.
@@ -53,31 +53,31 @@ def followed(
     name: str,
     original: Callable[..., Any],
     after: Callable[..., None],
-    *told: str,
+    *arguments: str,
 ) -> Callable[..., Any]:
     """A function of this method's own parameters that calls it and then ``after``.
 
-    ``after`` gets the method's result and the arguments of these names, and must not raise. To
-    hand on keywords by ``**kwargs`` takes Python a microsecond, by place a tenth of that: so the
-    function is made from the parameters, where they allow it.
+    ``after`` gets the method's result and the arguments of these names, and must not raise. Python
+    takes a microsecond to hand keywords on by ``**kwargs``, and a tenth of that to hand them on by
+    place. So the function is made from the parameters, where they allow it.
 
     Raises:
         TypeError: the method has no parameter of one of these names.
 
     """
-    method = _Method(instance, name, original, told)
+    method = _Method(instance, name, original, arguments)
     if not method.is_ordinary:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = original(method.this(), *args, **kwargs)
-            after(result, *method.told(args, kwargs))
+            after(result, *method.values(args, kwargs))
             return result
 
         return call
     return method.made(
         f"""
     _result = _original({method.handed_on})
-    _after({", ".join(["_result", *told])})
+    _after({", ".join(["_result", *arguments])})
     return _result
 """,
         _after=after,
@@ -90,38 +90,38 @@ def surrounded(
     original: Callable[..., Any],
     before: Callable[[], Any],
     after: Callable[..., None],
-    *told: str,
+    *arguments: str,
 ) -> Callable[..., Any]:
-    """As ``followed``, but ``after`` is called if the method raises, too.
+    """As ``followed``, but ``after`` is called even if the method raises.
 
-    It gets what ``before`` returned, in the place of the result. Neither of the two may raise.
+    It gets what ``before`` returned, in place of the result. Neither of the two may raise.
 
     Raises:
         TypeError: as ``followed``.
 
     """
-    method = _Method(instance, name, original, told)
+    method = _Method(instance, name, original, arguments)
     if not method.is_ordinary:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                wanted = method.told(args, kwargs)
+                values = method.values(args, kwargs)
             except TypeError:
                 return original(method.this(), *args, **kwargs)
-            kept = before()
+            begun = before()
             try:
                 return original(method.this(), *args, **kwargs)
             finally:
-                after(kept, *wanted)
+                after(begun, *values)
 
         return call
     return method.made(
         f"""
-    _kept = _before()
+    _begun = _before()
     try:
         return _original({method.handed_on})
     finally:
-        _after({", ".join(["_kept", *told])})
+        _after({", ".join(["_begun", *arguments])})
 """,
         _before=before,
         _after=after,
@@ -129,29 +129,29 @@ def surrounded(
 
 
 class _Method:
-    """A method of one object, and what makes functions of its parameters.
+    """A method of one object, some of whose arguments are wanted.
 
-    ``told`` names some of them. ``is_ordinary``: all can be given by place, as ``handed_on`` does.
+    ``is_ordinary``: all parameters can be given by place, as ``handed_on`` does.
     """
 
     def __init__(
-        self, instance: object, name: str, original: Callable[..., Any], told: tuple[str, ...]
+        self, instance: object, name: str, original: Callable[..., Any], wanted: tuple[str, ...]
     ) -> None:
         bound = getattr(instance, name)
         self.this = reference(instance)
         self._name = name
         self._original = original
-        self._told = told
+        self._wanted = wanted
         self._signature = inspect.signature(bound)
         parameters = self._signature.parameters
-        for wanted in told:
-            if wanted not in parameters:
-                raise TypeError(f"{bound.__qualname__} takes no {wanted}")
+        for argument in wanted:
+            if argument not in parameters:
+                raise TypeError(f"{bound.__qualname__} takes no {argument}")
         self.is_ordinary = all(map(_is_ordinary, parameters.values()))
         self.handed_on = ", ".join(["_this()", *parameters])
 
-    def told(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """What a call with these arguments gives to the parameters that are told.
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The wanted arguments of a call.
 
         Raises:
             TypeError: the method cannot be called so.
@@ -159,10 +159,10 @@ class _Method:
         """
         given = self._signature.bind(*args, **kwargs)
         given.apply_defaults()
-        return [given.arguments[name] for name in self._told]
+        return [given.arguments[name] for name in self._wanted]
 
     def made(self, body: str, **known: Any) -> Callable[..., Any]:
-        """A function of the method's parameters, which are ordinary, with this body."""
+        """A function with the method's ordinary parameters and this body."""
         parameters = self._signature.parameters.values()
         names: dict[str, Any] = {"_original": self._original, "_this": self.this, **known}
         names |= {f"_default_{each.name}": each.default for each in parameters}
@@ -177,7 +177,7 @@ class _Method:
 
 
 def _is_ordinary(parameter: inspect.Parameter) -> bool:
-    """Whether an argument can be given by place, under a name that is not one of ours."""
+    """Whether it can be given by place, and its name is not one of ours."""
     by_place = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     return by_place and not parameter.name.startswith("_")
 
@@ -218,7 +218,7 @@ def put(instance: object, name: str, replacement: Callable[..., Any]) -> Undo:
     replacement.__qualname__ = getattr(bound, "__qualname__", name)
     replacement.__doc__ = bound.__doc__
     replacement.__signature__ = inspect.signature(bound)  # type: ignore[attr-defined]
-    # Never through its __dict__: an object whose dictionary was looked at is slower for good.
+    # Never through its __dict__: Python makes an object slower for good once that is asked for.
     setattr(instance, name, replacement)
     this = reference(instance)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a recording can be lost without the rest.
 
-A release of vLLM that moved or reshaped one method costs the tables that are told by it, no others.
+Where a release of vLLM moved or reshaped one method, only the tables that need it are lost.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from profilemate.record.recorder import Recorder
 class Part:
     """Hooks whose tables are lost together: one of ``events.PARTS``.
 
-    To these hooks it is what the recorder is to others. ``carried`` are parts that are nothing
-    without this one; ``on_loss`` is called when it is lost.
+    These hooks use it in place of the recorder. ``carried`` are parts that are lost with this one;
+    ``on_loss`` is called when it is lost.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Part:
         recorder.on_stop(self._take_away)
 
     def on_stop(self, undo: Undo) -> None:
-        """Call ``undo`` when this part is lost or the recorder stops: it takes a hook away."""
+        """Call ``undo``, which takes a hook away, when this part is lost or the recorder stops."""
         self._undo.append(undo)
 
     def fail(self, where: str, error: BaseException) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the targets the vLLM in this environment has: ``python -m profilemate.hooks.probe``.
+"""Which targets the vLLM of this environment has: ``python -m profilemate.hooks.probe``.
 
-Run in a process of its own, since it imports vLLM, which takes long and may fail. Prints JSON.
+It runs in a process of its own, since it imports vLLM, which takes long and may fail. Prints JSON.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from profilemate.hooks.targets import TARGETS, expected
 
 
 def probe() -> dict[str, Any]:
-    """The release, its plugins, and each target: ``attached``, ``missing``, ``not expected``.
+    """The release, its device, and each target: ``found``, ``missing`` or ``not expected``.
 
-    ``class`` names the class that a target's name leads to, where that is another than vLLM's.
+    ``class`` names the class behind a target's name, where it is not vLLM's own.
     """
     vllm = importlib.import_module("vllm")
     version = str(getattr(vllm, "__version__", ""))
-    known = set(expected(version))
+    wanted = set(expected(version))
     found = []
     with contextlib.suppress(Exception):
         importlib.import_module("vllm.plugins").load_general_plugins()
@@ -49,7 +49,7 @@ def probe() -> dict[str, Any]:
             if real not in (row["owner"], "torch.cuda.graphs.CUDAGraph"):
                 row["class"] = real
         has_it = method is not None
-        row["state"] = "found" if has_it else "missing" if target in known else "not expected"
+        row["state"] = "found" if has_it else "missing" if target in wanted else "not expected"
         found.append(row)
     return {"version": version, "device": _device(), "targets": found}
 
@@ -64,7 +64,7 @@ def _device() -> str | None:
 
 
 if __name__ == "__main__":
-    # vLLM's own lines go to stderr or stdout as it pleases: only the last line is ours.
-    told = probe()
+    # vLLM may write to stdout, too: only the last line is ours.
+    result = probe()
     sys.stdout.flush()
-    os.write(1, b"\n" + json.dumps(told).encode() + b"\n")
+    os.write(1, b"\n" + json.dumps(result).encode() + b"\n")

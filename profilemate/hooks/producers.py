@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open the journal of what is watched in this process: an engine or a worker."""
+"""Open a journal for an engine or a worker of this process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def open_journal(
     described: dict[str, Any],
     pause_sec: float = STEP_PAUSE_SEC,
 ) -> tuple[Place, Recorder] | None:
-    """Where this producer writes, and what it records into; None where the disk has no room.
+    """Where this producer writes, and its recorder; None where the disk has no room.
 
     Args:
         settings: as the environment has them.
         producer: ``engine`` or ``worker``.
-        rank: among those of its kind.
-        described: what the journal's header says of it besides.
+        rank: its place among the producers of its kind.
+        described: what else the journal's header says about it.
         pause_sec: how long its events may wait to be written together.
 
     Raises:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which methods of vLLM's are watched, since when they exist, and what is lost without each.
 
-The hooks find them on the objects that really run; this says what they look for, so that what is
-attached, what is missing and why is data: in metadata.json, and for ``profilemate doctor``.
+The hooks look for them on the objects that really run. This list makes data of what they find,
+for metadata.json and for ``profilemate doctor``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 
 OLDEST = "0.8.5"
 NEWEST = "0.33.0"
-"""The releases of vLLM between which all of this was looked up."""
-
+"""The oldest and the newest release of vLLM for which this list was checked."""
 
 EVERYTHING = "everything"
 """The part whose loss leaves nothing."""
@@ -30,10 +29,10 @@ class Target:
         module: where vLLM has its class.
         owner: the class.
         method: its name.
-        gives: what is recorded by it.
+        gives: what it is needed for.
         part: the part of the recording (``events.PARTS``) that is lost without it, or
-            ``EVERYTHING``; empty: no more than what it gives.
-        since: the first release that has it, before which nothing is missing; empty: all.
+            ``EVERYTHING``; empty: only what it gives is lost.
+        since: the first release that has it. Earlier ones miss nothing; empty: all have it.
 
     """
 
@@ -113,20 +112,22 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def expected(version: str) -> list[Target]:
-    """The targets that this release of vLLM has; all where the version says nothing."""
+    """The targets that this release of vLLM has; all of them for a version without a number."""
     numbers = release(version)
     return [target for target in TARGETS if not numbers or numbers >= release(target.since)]
 
 
-def told(owners: Mapping[tuple[str, str], Sequence[Any]], version: str) -> dict[str, Any]:
-    """What became of the targets on the objects that run.
+def attached_and_missing(
+    owners: Mapping[tuple[str, str], Sequence[Any]], version: str
+) -> dict[str, Any]:
+    """Which targets are watched on the objects that run, and which these lack.
 
     Args:
-        owners: by a target's class, the objects that stand for it.
+        owners: by a target's class, the objects in its place.
         version: vLLM's.
 
     Returns:
-        ``attached``: names of what is watched; ``missing``: by name, what is lost without it.
+        ``attached``: names of watched methods; ``missing``: by name, what is lost without each.
 
     """
     attached: set[str] = set()

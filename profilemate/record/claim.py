@@ -44,7 +44,7 @@ class Place:
 
 
 def ensure_name(environ: MutableMapping[str, str]) -> str:
-    """The name of the session this process belongs to, made if it has none yet."""
+    """The name of the session that this process belongs to; a new one if it has none yet."""
     name = environ.get(SESSION, "")
     if not is_name(name):
         stamp = time.strftime("%Y%m%d_%H%M%S")
@@ -54,15 +54,15 @@ def ensure_name(environ: MutableMapping[str, str]) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether this is a session's name and nothing that could leave its folder."""
+    """Whether this is a session's name, which no path out of the folder of sessions is."""
     return re.fullmatch(r"session_[\w.-]+", text) is not None
 
 
 def claim(base: Path, name: str, producer: str) -> Place:
     """Open the journal of ``producer`` in the session ``name`` under ``base``.
 
-    Where that producer's journal exists already, or the session is complete, a new session with
-    a numbered name is opened instead.
+    Where that producer's journal exists already, or the session is closed, a new session with a
+    numbered name is opened instead.
 
     Raises:
         SessionError: the folder cannot be made, or is not safe to write to.
@@ -102,7 +102,7 @@ def make_base(base: Path) -> None:
 
 
 def _claim_in(directory: Path, session_id: str, producer: str) -> Place | None:
-    """The place in this very directory, or None where it is taken or complete."""
+    """The place in this very directory, or None where it is taken or closed."""
     journals = directory / JOURNAL_FOLDER
     try:
         directory.mkdir(mode=0o700)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put what the hooks kept into the columns of a frame.
+"""Lay events out in the columns of a frame.
 
-A hook keeps one tuple for an event: the function of this module that lays it out, its op, and what
-that function takes. So the engine's thread does no more than that, and an event is whole or not
-there at all. The rest is done here, by the thread that writes.
+For an event a hook keeps one tuple: the function of this module that lays it out, its op, and the
+values that this function takes. The engine's thread does no more, and an event is there whole or
+not at all. The thread that writes does the rest, here.
 """
 
 from __future__ import annotations
@@ -13,75 +13,75 @@ from typing import Any
 
 from profilemate.format.events import Columns
 
-Kept = tuple[Any, ...]
-"""``(layout, op, *values)``: ``layout(columns, kept)`` appends the event to the columns."""
+Event = tuple[Any, ...]
+"""``(layout, op, *values)``: ``layout(columns, event)`` appends the event to the columns."""
 
 
-def once(columns: Columns, kept: Kept) -> None:
-    """``time, numbers``: an event that says no more."""
-    _, op, time, numbers = kept
+def once(columns: Columns, event: Event) -> None:
+    """``time, numbers``: an event of these alone."""
+    _, op, time, numbers = event
     columns.ops.append(op)
     columns.times.append(time)
     columns.numbers.extend(numbers)
 
 
-def untimed(columns: Columns, kept: Kept) -> None:
+def untimed(columns: Columns, event: Event) -> None:
     """``numbers``: as ``once``, of an event without a time."""
-    _, op, numbers = kept
+    _, op, numbers = event
     columns.ops.append(op)
     columns.numbers.extend(numbers)
 
 
-def between(columns: Columns, kept: Kept) -> None:
+def between(columns: Columns, event: Event) -> None:
     """``began, ended, numbers``: as ``once``, of an event with two times."""
-    _, op, began, ended, numbers = kept
+    _, op, began, ended, numbers = event
     columns.ops.append(op)
     columns.times.append(began)
     columns.times.append(ended)
     columns.numbers.extend(numbers)
 
 
-def served(columns: Columns, kept: Kept) -> None:
+def served(columns: Columns, event: Event) -> None:
     """``time, tokens, entry, graphs, ns``: Op.EXECUTION of requests, by a graph of the model."""
-    _, op, time, tokens, entry, graphs, launch_ns = kept
+    _, op, time, tokens, entry, graphs, launch_ns = event
     columns.ops.append(op)
     columns.times.append(time)
     columns.numbers.extend((0, tokens, entry, graphs, launch_ns, 0, 0))
 
 
-def blob(columns: Columns, kept: Kept) -> None:
-    """``time, number, blob``: an event that gives a number to what these bytes say."""
-    _, op, time, number, told = kept
+def blob(columns: Columns, event: Event) -> None:
+    """``time, number, blob``: an event that numbers what the blob describes."""
+    _, op, time, number, data = event
     columns.ops.append(op)
     columns.times.append(time)
     columns.numbers.append(number)
-    columns.numbers.append(len(told))
-    columns.blobs.append(told)
+    columns.numbers.append(len(data))
+    columns.blobs.append(data)
 
 
-def blocks(columns: Columns, kept: Kept) -> None:
+def blocks(columns: Columns, event: Event) -> None:
     """``time, *blocks``: an event of one list of blocks."""
-    columns.ops.append(kept[1])
-    columns.times.append(kept[2])
-    columns.blocks.append(kept[3:])
+    columns.ops.append(event[1])
+    columns.times.append(event[2])
+    columns.blocks.append(event[3:])
 
 
-def freed(columns: Columns, kept: Kept) -> None:
-    """``time, freer, last, shared``: Op.FREE."""
-    _, op, time, freer, last, shared = kept
+def freed(columns: Columns, event: Event) -> None:
+    """``time, freer, last, still_held``: Op.FREE."""
+    _, op, time, freer, last, still_held = event
     columns.ops.append(op)
     columns.times.append(time)
     columns.numbers.append(freer)
     columns.blocks.append(last)
-    columns.blocks.append(shared)
+    columns.blocks.append(still_held)
 
 
-def cached(columns: Columns, kept: Kept) -> None:
+def cached(columns: Columns, event: Event) -> None:
     """``time, number, hashes of the request's blocks, first, last``: Op.CACHE of those in between.
 
-    vLLM goes on adding to the hashes; those of cached blocks stay as they are.
+    vLLM goes on adding to the request's hashes, but never changes those of cached blocks.
     """
-    _, op, time, number, hashes_of, first, last = kept
+    _, op, time, number, hashes_of, first, last = event
     hashes = hashes_of[first:last]
     columns.ops.append(op)
     columns.times.append(time)
@@ -89,52 +89,52 @@ def cached(columns: Columns, kept: Kept) -> None:
     columns.hashes.extend(hashes)
 
 
-def cached_list(columns: Columns, kept: Kept) -> None:
+def cached_list(columns: Columns, event: Event) -> None:
     """``time, numbers, blocks, hashes``: Op.CACHE_LIST."""
-    _, op, time, numbers, run, hashes = kept
+    _, op, time, numbers, blocks_of, hashes = event
     columns.ops.append(op)
     columns.times.append(time)
     columns.numbers.extend(numbers)
-    columns.blocks.append(run)
+    columns.blocks.append(blocks_of)
     columns.hashes.extend(hashes)
 
 
-def evicted(columns: Columns, kept: Kept) -> None:
+def evicted(columns: Columns, event: Event) -> None:
     """``time, ids``: Op.EVICT."""
-    _, op, time, ids = kept
+    _, op, time, ids = event
     columns.ops.append(op)
     columns.times.append(time)
     columns.ids.append(ids)
 
 
-def parked(columns: Columns, kept: Kept) -> None:
+def parked(columns: Columns, event: Event) -> None:
     """``number, blocks``: Op.PARK."""
-    _, op, number, run = kept
+    _, op, number, blocks_of = event
     columns.ops.append(op)
     columns.numbers.append(number)
-    columns.blocks.append(run)
+    columns.blocks.append(blocks_of)
 
 
-def held(columns: Columns, kept: Kept) -> None:
+def held(columns: Columns, event: Event) -> None:
     """``numbers, lists``: Op.TABLE and Op.ADMIT."""
-    _, op, numbers, lists = kept
+    _, op, numbers, lists = event
     columns.ops.append(op)
     columns.numbers.extend(numbers)
     columns.ids.extend(lists)
 
 
-def finished(columns: Columns, kept: Kept) -> None:
+def finished(columns: Columns, event: Event) -> None:
     """``time, numbers, hashes``: Op.FINISH."""
-    _, op, time, numbers, hashes = kept
+    _, op, time, numbers, hashes = event
     columns.ops.append(op)
     columns.times.append(time)
     columns.numbers.extend(numbers)
     columns.hashes.extend(hashes)
 
 
-def assigned(columns: Columns, kept: Kept) -> None:
+def assigned(columns: Columns, event: Event) -> None:
     """``numbers, lists``: Op.ASSIGN; for each request its number, and a list for each group."""
-    _, op, numbers, lists = kept
+    _, op, numbers, lists = event
     columns.ops.append(op)
     columns.numbers.append(len(numbers))
     columns.numbers.extend(numbers)

@@ -17,8 +17,8 @@ START_SEC = 30
 def start(directory: Path) -> None:
     """Start a collector for the session; it ends at once where one is already running.
 
-    The process detaches itself from ours (vLLM kills its descendants at shutdown, and waits for
-    some), so all that we wait for is the interpreter's start.
+    The process detaches itself from ours, since vLLM kills its descendants at shutdown and waits
+    for some of them. So we wait only for the interpreter's start.
     """
     try:
         subprocess.run(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hot path: where hooks keep what happened, until it is written.
+"""The hot path: where hooks keep events until they are written.
 
-A hook appends one tuple for an event (see ``encode``) and no more. The hook that ends a step calls
-``step_ended``, which puts a mark behind it. The thread that packs and writes (see ``writer``) takes
-what is before a mark, whole. It takes from the front of the list, hooks touch its end alone, and
-each does so by one call at a time, so neither needs a lock.
+A hook appends one tuple for an event (see ``encode``) and does no more. The hook that ends a step
+calls ``step_ended``, which puts a mark behind it. The thread that packs and writes (see ``writer``)
+takes whole steps, up to the last mark. It takes from the front of the list, hooks touch only its
+end, and each does so in one call at a time, so neither needs a lock.
 """
 
 from __future__ import annotations
@@ -17,55 +17,41 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import orjson
-
-from profilemate.format import journal
-from profilemate.format.events import PARTS, Columns, Op
-from profilemate.format.journal import JournalWriter, Kind
+from profilemate.format.events import PARTS, Op
 from profilemate.messages import say
 from profilemate.record import encode
-from profilemate.record.encode import Kept
+from profilemate.record.encode import Event
+from profilemate.record.output import Costs, Output, say_lost
 from profilemate.record.writer import Writer
 
 STEP_PAUSE_SEC = 0.01
-"""How long a step may wait to be written; until then a kill loses it."""
+"""How long a step may wait to be written. A kill loses the steps that wait."""
 
 WORKER_PAUSE_SEC = 0.1
-"""The same of a worker's executions: no later row hangs on them."""
-
-RETRY_NS = 5_000_000_000
-"""How often a recorder that lost its disk tries to say how much it has dropped."""
-
-SHRINKS_BYTES = 64
-"""How much shorter the last frame on a full disk is than those that it replaces."""
-
-STATUS_NS = 5_000_000_000
-"""How often the journal is told what recording has cost so far."""
+"""The same for a worker's executions: no other row depends on them."""
 
 MAX_WAITING = 500_000
-"""Events, and ends of steps, that may wait for a disk that does not answer: some minutes, and
-100 MB."""
+"""Events, and ends of steps, that may wait for a disk that does not answer: some minutes of them,
+and 100 MB."""
 
 EVENTS_IN_FRAME = 20_000
-"""At most, so that no single call holds the GIL for long; but a step is never divided."""
+"""At most, so that no single call holds the GIL for long. But a step is never divided."""
 
 PATIENCE_SEC = 5.0
 """How long the end of a journal waits for a write that does not return."""
 
 _recorders: list[weakref.ref[Recorder]] = []
-"""Those of this process. A list can be copied while another thread appends to it."""
+"""The recorders of this process. A list can be copied while another thread appends to it."""
 
 
 class Recorder:
-    """One producer's events, and its journal.
+    """One producer's events, on their way to its journal.
 
     The file descriptor is the recorder's from now on. ``name`` is what messages call it;
     ``pause_sec`` is how long events may wait to be written together.
 
     ``keep`` takes an event. ``repeats`` counts the steps that were the same as the last one and
-    scheduled nothing; what comes next is told after them. ``hook_ns`` is the time that the hooks at
-    the ends of steps took, in nanoseconds; ``writing_ns`` the processor time of packing and
-    writing.
+    scheduled nothing; they come before all later events.
 
     What hooks call neither waits for a lock nor raises.
     """
@@ -78,71 +64,61 @@ class Recorder:
         pause_sec: float = STEP_PAUSE_SEC,
     ) -> None:
         self.name = name
-        self.flushes = 0
-        self.hook_ns = 0
-        self.writing_ns = 0
+        self.costs = Costs()
         self.repeats = 0
         self.repeated_until_ns = 0
         # Each step's events, with a None before and behind them: its first is always one.
-        self._kept: list[Kept | None] = [None]
-        self.keep: Callable[[Kept], None] = self._kept.append
+        self._events: list[Event | None] = [None]
+        self.keep: Callable[[Event], None] = self._events.append
         _writer.pause_sec = min(_writer.pause_sec, pause_sec)
         self._on_stop: list[Callable[[], None]] = []
-        # Of the hooks' thread:
+        # The hooks' thread changes these:
         self._is_off = False
         self._stopped = False
-        self._missed = 0
-        # From there to the thread that writes, each taken and put by one call:
+        # That thread puts them in, the one that writes takes them out, each in one call:
         self._changes: list[dict[str, Any]] = []
-        # Of whoever writes, which one thread does at a time:
+        # Whoever writes changes these, one thread at a time:
         self._writing = threading.RLock()
         self._is_ending = False
-        self._columns = Columns()
-        self._file = JournalWriter(fd)
-        self._dropped = 0
-        self._lost = ""
         self._problem: Exception | None = None
-        self._written_ns = time.monotonic_ns()
-        self._next_status_ns = self._written_ns + STATUS_NS
-        self._next_retry_ns = 0
         _recorders.append(weakref.ref(self))
-        self._append(journal.MAGIC + journal.frame(Kind.HEADER, orjson.dumps(header)))
+        self._output = Output(fd, header, name, self.costs)
 
     @property
     def active(self) -> bool:
         """Whether events still reach the journal."""
-        return not (self._is_off or self._lost)
+        return not (self._is_off or self._output.lost)
 
     @property
     def dropped(self) -> int:
         """Events that are in no journal."""
-        return self._missed + self._dropped
+        return self.costs.missed + self.costs.dropped
 
     @property
     def waiting(self) -> int:
-        """Steps that ended, and changes that were told, which are not in the journal yet."""
+        """Steps that have ended, and changes, that are not in the journal yet."""
         with self._writing:
-            return self._kept.count(None) - 1 + len(self._changes)
+            return self._events.count(None) - 1 + len(self._changes)
 
     @property
     def has_news(self) -> bool:
-        """Whether an event was kept since the last step ended."""
-        return self._kept[-1] is not None
+        """Whether there is an event since the last step ended."""
+        return self._events[-1] is not None
 
-    def under_way(self) -> list[Kept]:
+    def under_way(self) -> list[Event]:
         """The events since the last step ended."""
-        kept: list[Kept | None] = self._kept
-        events: list[Kept] = []
-        while (event := kept[-1 - len(events)]) is not None:
+        all_events: list[Event | None] = self._events
+        events: list[Event] = []
+        while (event := all_events[-1 - len(events)]) is not None:
             events.append(event)
         return events[::-1]
 
-    def take_back(self) -> list[Kept]:
-        """As ``under_way``; they are no longer kept."""
+    def take_back(self) -> list[Event]:
+        """Remove the events since the last step ended; returns them."""
         events = self.under_way()
         if events:
             # Counted from the end: the front may be taken meanwhile.
-            del self._kept[-len(events) :]
+            del self._events[-len(events) :]
         return events
 
     def on_stop(self, undo: Callable[[], None]) -> None:
@@ -150,22 +126,22 @@ class Recorder:
         self._on_stop.append(undo)
 
     def step_ended(self) -> None:
-        """What was kept is whole, and is to be written."""
-        kept = self._kept
+        """The events so far are whole and can be written."""
+        events = self._events
         if self._is_off:
-            self._missed += len(self.take_back())
+            self.costs.missed += len(self.take_back())
             return
         if self.repeats:
-            self._tell_repeats()
-        kept.append(None)
-        if len(kept) > MAX_WAITING:
+            self._keep_repeats()
+        events.append(None)
+        if len(events) > MAX_WAITING:
             self._fall_behind()
         if _writer.is_idle:
             _writer.wake()
 
     def status(self, **changes: Any) -> None:
-        """Tell what changed about this producer, as long as its journal has not ended."""
-        if self._file.is_closed:
+        """Record what changed about this producer, as long as its journal has not ended."""
+        if self._output.is_closed:
             return
         self._changes.append(changes)
         if _writer.is_idle:
@@ -174,7 +150,7 @@ class Recorder:
     def fail(self, where: str, error: BaseException) -> None:
         """Stop for good after a hook raised: its events can no longer be trusted.
 
-        What was kept since the last step ended is dropped, since it is not whole.
+        The events since the last step ended are dropped, since they are not whole.
         """
         if self._stopped:
             return
@@ -185,7 +161,7 @@ class Recorder:
         say(f"{self.name}: recording stopped, {where} failed ({reason}); vLLM goes on")
 
     def lose(self, parts: Iterable[str], where: str, error: BaseException) -> None:
-        """Go on without these parts, whose hooks are gone."""
+        """Go on without these parts, whose hooks have been taken away."""
         if self._stopped:
             return
         reason = f"{where}: {type(error).__name__}: {error}"
@@ -198,31 +174,31 @@ class Recorder:
         say(f"{self.name}: no longer recorded: {tables} ({reason}). The rest is, and vLLM goes on")
 
     def flush(self) -> None:
-        """Write what was kept, here and now."""
+        """Write all events, here and now."""
         self.step_ended()
         with self._alone() as alone:
             while alone and self._write():
                 pass
 
     def write(self) -> bool:
-        """Write steps that have ended; returns whether there were any."""
+        """Write the steps that have ended; returns whether there were any."""
         written = False
         with self._alone() as alone:
             if alone:
-                # What comes meanwhile is for the next time.
-                for _ in range(0, len(self._kept), EVENTS_IN_FRAME):
+                # What comes meanwhile is written the next time.
+                for _ in range(0, len(self._events), EVENTS_IN_FRAME):
                     written |= self._write()
         if self._problem is not None:
             self.fail("writing", self._problem)
         return written
 
     def close(self) -> None:
-        """End the journal in good order; if it is just being written, when that is done."""
-        if self._file.is_closed:
+        """End the journal in good order; during a write, when that is done."""
+        if self._output.is_closed:
             return
         self._is_ending = True
         with self._alone() as alone:
-            if alone and not self._file.is_closed:
+            if alone and not self._output.is_closed:
                 self._is_ending = False
                 self._end()
         self._take_hooks_away()
@@ -231,30 +207,24 @@ class Recorder:
     def forget(self) -> None:
         """Let go without writing: this process is a fork and the journal is its parent's."""
         self._stopped = self._is_off = True
-        del self._kept[1:]
+        del self._events[1:]
         self._changes.clear()
         self._take_hooks_away()
-        self._file.close()
+        self._output.close()
 
-    def _tell_repeats(self) -> None:
-        """Tell them before what has been kept since."""
+    def _keep_repeats(self) -> None:
+        """Keep the repeats as an event, before the events that came after them."""
         events = self.take_back()
         self.keep((encode.once, Op.REPEAT, self.repeated_until_ns, (self.repeats,)))
         self.repeats = 0
-        self._kept.extend(events)
+        self._events.extend(events)
 
     def _fall_behind(self) -> None:
-        """The disk does not answer: what waits is still written, and nothing from now on."""
+        """The disk does not answer: write the events that wait, and take no more."""
         self._is_off = True
         reason = f"{MAX_WAITING:,} events wait for it"
         self.status(failed={"journal": reason})
-        self._say_lost(reason)
-
-    def _say_lost(self, reason: str) -> None:
-        say(
-            f"{self.name}: recording stopped, the journal cannot be written "
-            f"({reason}); vLLM goes on"
-        )
+        say_lost(self.name, reason)
 
     def _take_hooks_away(self) -> None:
         # Taken one by one: another thread may be at it, too.
@@ -264,10 +234,10 @@ class Recorder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Whether nobody else writes; a write that does not return is not waited for forever.
+        """Whether no write is under way; one that does not return is not waited for forever.
 
-        Nor does this thread, in the midst of a write: the garbage collector may run at any time,
-        and find a scheduler whose end is that of this recorder.
+        This very thread may be in the midst of one: the garbage collector can run at any time, and
+        find a scheduler whose end is the end of this recorder.
         """
         lock: Any = self._writing
         if lock._is_owned() or not lock.acquire(timeout=PATIENCE_SEC):
@@ -282,56 +252,37 @@ class Recorder:
 
     def _write(self) -> bool:
         """Write what waits, a frame at most; returns whether there was anything. Never raises."""
-        if len(self._kept) == 1 and not self._changes:
+        if len(self._events) == 1 and not self._changes:
             return False
         began = time.thread_time_ns()
         events = self._take()
         changes = self._changes.copy()
         del self._changes[: len(changes)]
-        if self._lost or self._problem:
-            self._drop(len(events))
-        elif events:
+        if self._problem is not None:
+            self._output.drop(len(events))
+        else:
             try:
-                self._write_events(events)
+                self._output.write(events)
             except Exception as error:
                 self._problem = error
-                self._drop(len(events))
-            self._columns.clear()
         for change in changes:
-            if not self._lost:
-                self._append(self._status_frame(Kind.STATUS, **change))
-        self.writing_ns += time.thread_time_ns() - began
+            self._output.status(change)
+        self.costs.writing_ns += time.thread_time_ns() - began
         return bool(events or changes)
 
-    def _take(self) -> list[Kept]:
+    def _take(self) -> list[Event]:
         """Take out the events of steps that have ended, a frame's at most."""
-        kept = self._kept
-        seen = kept[:EVENTS_IN_FRAME]
+        waiting = self._events
+        seen = waiting[:EVENTS_IN_FRAME]
         end = len(seen) - 1
         while seen[end] is not None:
             end -= 1
-        if not end and len(kept) > EVENTS_IN_FRAME:
+        if not end and len(waiting) > EVENTS_IN_FRAME:
             with contextlib.suppress(ValueError):
-                end = kept.index(None, 1)
-        events = list(filter(None, kept[:end]))
-        del kept[:end]
+                end = waiting.index(None, 1)
+        events = list(filter(None, waiting[:end]))
+        del waiting[:end]
         return events
-
-    def _write_events(self, events: list[Kept]) -> None:
-        columns = self._columns
-        for kept in events:
-            kept[0](columns, kept)
-        last = columns.times[-1] if columns.times else self._written_ns
-        data = journal.frame(Kind.EVENTS, columns.pack(self._written_ns))
-        if last > self._next_status_ns:
-            self._next_status_ns = last + STATUS_NS
-            data += self._status_frame(Kind.STATUS)
-        if self._append(data, len(columns.ops)):
-            self.flushes += 1
-            self._written_ns = last
-        else:
-            self._dropped += len(columns.ops)
-            self._tell_loss(Kind.STATUS)
 
     def _end(self) -> None:
         self.step_ended()
@@ -340,53 +291,8 @@ class Recorder:
         if self._problem is not None and not self._stopped:
             self.fail("writing", self._problem)
             self._write()
-        if self._lost:
-            self._tell_loss(Kind.END)
-        else:
-            self._append(self._status_frame(Kind.END))
+        self._output.end()
         self._stopped = self._is_off = True
-        self._file.close()
-
-    def _status_frame(self, kind: Kind, **changes: Any) -> bytes:
-        costs = {
-            "dropped_events": self.dropped,
-            "flushes": self.flushes,
-            "hook_ns": self.hook_ns,
-            "writing_ns": self.writing_ns,
-            "bytes": self._file.size,
-        }
-        return journal.frame(kind, orjson.dumps(changes | costs))
-
-    def _append(self, data: bytes, events: int = 0) -> bool:
-        try:
-            self._file.append(data, events)
-        except OSError as error:
-            self._lost = error.strerror or str(error)
-            self._next_retry_ns = time.monotonic_ns() + RETRY_NS
-            self._say_lost(self._lost)
-            return False
-        return True
-
-    def _drop(self, events: int) -> None:
-        self._dropped += events
-        now = time.monotonic_ns()
-        if self._lost and now > self._next_retry_ns:
-            self._next_retry_ns = now + RETRY_NS
-            self._tell_loss(Kind.STATUS)
-
-    def _tell_loss(self, kind: Kind) -> None:
-        """Say how much is lost; where there is no room, in the place of the last frames."""
-        file, told = self._file, {"journal": self._lost}
-        if not file.size:
-            return
-        if not file.has_room:
-            with contextlib.suppress(OSError):
-                file.append(self._status_frame(kind, failed=told))
-                return
-            self._dropped += file.make_room()
-        # A reader sees that a frame was replaced by the file having become shorter.
-        spare = SHRINKS_BYTES if kind is Kind.STATUS else 0
-        file.put_last(self._status_frame(kind, failed=told, spare=" " * spare))
 
 
 def _living() -> list[Recorder]:
@@ -394,7 +300,7 @@ def _living() -> list[Recorder]:
 
 
 def _write_all() -> bool:
-    """Write what the recorders of this process hold; returns whether there was anything."""
+    """Write what waits in the recorders of this process; returns whether there was anything."""
     written = [recorder.write() for recorder in _living()]
     return any(written)
 
@@ -409,7 +315,7 @@ def _forget_all() -> None:
 
 
 def close_all() -> None:
-    """End every journal of this process: a courtesy at exit, where there is one."""
+    """End every journal of this process, as a courtesy at its exit."""
     for recorder in _living():
         recorder.close()
 

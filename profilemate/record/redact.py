@@ -52,6 +52,6 @@ def redact(argv: list[str]) -> list[str]:
 
 
 def _redact_within(argument: str) -> str:
-    """An argument without the passwords in its JSON or its URL."""
+    """An argument without the secrets in its JSON or its URL."""
     argument = _SECRET_VALUE.sub(rf"\g<1>{REDACTED}", argument)
     return _URL_PASSWORD.sub(rf"\1:{REDACTED}@", argument)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread of this process that packs and writes what its recorders hold.
+"""The thread of this process that packs and writes the events of its recorders.
 
-It works while the engine waits for its model, so that the engine need not; a disk that does not
-answer holds up this thread alone. It begins with the first step, sleeps while none ends, and takes
-no signal, so that these reach who they are for.
+It works while the engine waits for its model, and a disk that does not answer holds up this thread
+alone. It begins with the first step, sleeps while no step ends, and blocks all signals, so that
+they reach vLLM's threads.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 PAUSE_SEC = 0.1
-"""Between two writes, where nobody asked for less, or the engine has no time to spare."""
+"""The pause between two writes, where no recorder wants a shorter one or the engine has no time."""
 
 LATE_SEC = 0.003
-"""A pause that became longer by this: vLLM did not let go of the GIL meanwhile, and had to be made
-to, which happens after 5 ms."""
+"""A pause is late by this much where vLLM did not let go of the GIL. Python then takes it away,
+after 5 ms."""
 
 
 class Writer:
-    """Calls ``write`` as long as it returns that there was something to write.
+    """Calls ``write`` as long as that returns that there was something to write.
 
-    ``is_idle``: nothing will be written until ``wake`` is called. ``pause_sec``: how long what
-    there is to write waits, to be written together; longer where vLLM never waits for anything, so
-    that each write would hold it up.
+    ``is_idle``: nothing will be written until ``wake`` is called. ``pause_sec``: how long events
+    wait to be written together. They wait longer where vLLM never waits for anything, since each
+    write would then hold it up.
     """
 
     def __init__(self, write: Callable[[], bool]) -> None:
@@ -41,13 +41,13 @@ class Writer:
         # A fork has none of its parent's threads.
         self.is_idle = True
         self.pause_sec = PAUSE_SEC
-        # One that may be rung by what the garbage collector runs while it is.
+        # Code that the garbage collector runs may ring it, even while it is being rung.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """There is something to write. Where no thread can be had, it is written here and now."""
+        """There is something to write. Where no thread can start, write it here and now."""
         if self._thread is None and not self._start():
             self._write()
             return
@@ -63,7 +63,7 @@ class Writer:
                 thread.start()
                 self._thread = thread
         except RuntimeError:
-            # The limit of threads is reached, or the interpreter is about to end.
+            # The system allows no more threads, or the interpreter is about to end.
             return False
         finally:
             self._starting.release()
@@ -77,7 +77,7 @@ class Writer:
                 self._bell.get()
                 self._write_until_idle()
         finally:
-            # Whatever ended it, the next step begins another.
+            # Whatever ended this thread, the next step starts another.
             self._thread = None
             self.is_idle = True
 
@@ -90,7 +90,7 @@ class Writer:
             pause = min(2 * pause, PAUSE_SEC) if is_late else self.pause_sec
             if not self._write():
                 self.is_idle = True
-                # What came between the two rang no bell.
+                # What came between these two lines rang no bell.
                 if not self._write():
                     return
                 self.is_idle = False

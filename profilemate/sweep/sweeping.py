@@ -20,7 +20,7 @@ from profilemate.sweep.folder import LOG_FILE, SESSIONS, Plan, Planned
 from profilemate.sweep.progress import Progress
 from profilemate.sweep.running import Ended, Interrupts
 
-_ELSEWHERE = (config.SWITCH, config.GUIDE_SWITCH, config.SESSION, config.FAILED)
+_ELSEWHERE = (config.SWITCH, config.ENABLE_SWITCH, config.SESSION, config.FAILED)
 """Variables that the caller's shell may have, and that would lead a run's session elsewhere, or
 keep it from being recorded."""
 

@@ -45,7 +45,7 @@ def check_counts(report: Report, folder: Path) -> None:
             for replay in range(REPLAYS + number):
                 given.fill_(float(replay))
                 graph.replay()
-            recorded.graphs.tell_recent()
+            recorded.graphs.record_recent()
             works.append(made.tolist() == [float(REPLAYS + number - 1)] * size)
     report.check("replays do what was captured", works, [True] * len(SIZES))
     report.check("captures", len(recorded.events(Op.CAPTURE)), len(SIZES))

@@ -268,10 +268,8 @@ def test_nvml_that_may_not_be_used() -> None:
     nvml = Nvml(GPU_a=1)
     nvml.broken = {"init"}
     with sampling(nvml, "GPU-a") as sampler:
-        assert (
-            until(lambda: sampler.state().problem)
-            == "NVML cannot be used: NvmlError: Not Supported"
-        )
+        problem = until(lambda: sampler.state().problem)
+        assert problem == "NVML cannot be used: NvmlError: Not Supported"
 
 
 def test_nvml_that_is_missing() -> None:

@@ -19,21 +19,26 @@ class Elastic:
 def test_attached_and_missing() -> None:
     pool = Elastic()
     undo = put(pool, "touch", lambda blocks: None)
-    told = targets.told({targets.POOL: [pool]}, "0.23.0")
+    told = targets.attached_and_missing({targets.POOL: [pool]}, "0.23.0")
     assert told["attached"] == ["Elastic.touch"]
     # What is there and not watched is neither; partial blocks came later than this release.
     assert told["missing"]["Elastic.evict_blocks"] == "explicit evictions"
     assert "Elastic.reset_prefix_cache" not in told["missing"]
     assert "Elastic.cache_partial_block" not in told["missing"]
-    assert "Elastic.cache_partial_block" in targets.told({targets.POOL: [pool]}, "0.24")["missing"]
+    assert (
+        "Elastic.cache_partial_block"
+        in targets.attached_and_missing({targets.POOL: [pool]}, "0.24")["missing"]
+    )
     undo()
-    assert targets.told({targets.POOL: [pool]}, "0.23.0")["attached"] == []
+    assert targets.attached_and_missing({targets.POOL: [pool]}, "0.23.0")["attached"] == []
 
 
 def test_each_model_runner_has_its_own() -> None:
     class GPUModelRunner: ...
 
-    first = targets.told({targets.RUNNER: [GPUModelRunner()]}, "0.33.0")["missing"]
-    second = targets.told({targets.RUNNER_V2: [GPUModelRunner()]}, "0.33.0")["missing"]
+    first = targets.attached_and_missing({targets.RUNNER: [GPUModelRunner()]}, "0.33.0")["missing"]
+    second = targets.attached_and_missing({targets.RUNNER_V2: [GPUModelRunner()]}, "0.33.0")[
+        "missing"
+    ]
     only_first = {name.rpartition(".")[2] for name in first.keys() - second.keys()}
     assert only_first == {"_determine_batch_execution_and_padding"}

@@ -137,7 +137,7 @@ def test_a_step_longer_than_a_frame(journal: JournalAt, monkeypatch: pytest.Monk
     for events in (25, 3, 3, 3, 12):
         for number in range(events):
             opened.keep((encode.once, Op.RESET, time.monotonic_ns(), (number,)))
-        opened._kept.append(None)
+        opened._events.append(None)
     opened.flush()
     sizes = [len(frame) for frame in frames_of(path)]
     assert sizes == [25, 6, 3, 12]
@@ -320,7 +320,7 @@ def test_a_disk_that_does_not_answer_for_long(
         wait_for(lambda: disk.calls)
         for number in range(1, 5_000):
             tell_step(opened, number)
-            assert len(opened._kept) <= 1_001
+            assert len(opened._events) <= 1_001
         began = time.monotonic()
         opened.lose(["frees"], "free", RuntimeError("as a hook may"))
         assert time.monotonic() - began < recorder.PATIENCE_SEC / 2

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record a model runner's executions: which batch each was dispatched to, and what ran.
 
-An execution is the outermost call of ``execute_model`` or ``_dummy_run``. What decides how it runs
-is another function in each of vLLM's two model runners.
+An execution is the outermost call of ``execute_model`` or ``_dummy_run``. Each of vLLM's two model
+runners has another function that decides how it runs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _now, _served, _EXECUTION = time.monotonic_ns, encode.served, Op.EXECUTION
 
 
 class Executions:
-    """Writes one model runner's executions into the journal of its ``graphs``.
+    """Records one model runner's executions, in the journal of its ``graphs``.
 
     ``depth`` counts the calls under way. ``answer`` is what the dispatch of the execution under way
-    returned, None until it has; ``is_dispatched`` says whether there is a dispatch that is watched.
+    returned, None until then; ``is_dispatched`` says whether a dispatch is watched at all.
     ``dummy_tokens`` is the size of a dummy batch, None where the execution serves requests.
-    ``warming_up`` is set while vLLM runs made-up requests: they are dummies, whatever runs them.
+    ``warming_up`` is set while vLLM runs made-up requests: all that runs then is a dummy.
     """
 
     def __init__(self, graphs: Graphs) -> None:
@@ -55,7 +55,7 @@ class Executions:
     def begin(self) -> None:
         """An execution begins."""
         if self._recent:
-            self.graphs.tell_recent()
+            self.graphs.record_recent()
         self.answer = self.dummy_tokens = self.graphs.captured = None
 
     def dispatched(self, answer: Any) -> None:
@@ -63,11 +63,11 @@ class Executions:
         self.answer = answer
 
     def end(self, scheduler_output: Any) -> None:
-        """The execution ended, well or not; it was given this, if it was no dummy."""
+        """The execution ended, well or not. A dummy has no scheduler output."""
         ended = _now()
         recent = self._recent
         if len(recent) == 1 and self.dummy_tokens is None and not (self.warming_up or self._timer):
-            # At every step of a server: as below, in as few calls as can be.
+            # Every step of a server comes here: the same as below, in as few calls as possible.
             (entry,) = recent
             if entry.of_model and entry.launch_ns < MAX_NS:
                 tokens = scheduler_output.total_num_scheduled_tokens
@@ -77,9 +77,9 @@ class Executions:
                 entry.graphs = entry.launch_ns = 0
                 self._recorder.step_ended()
                 return
-        self._tell(ended, scheduler_output)
+        self._record(ended, scheduler_output)
 
-    def _tell(self, ended: int, scheduler_output: Any) -> None:
+    def _record(self, ended: int, scheduler_output: Any) -> None:
         recent = self._recent
         entry = _take(recent, True) if recent else None
         tokens = self.dummy_tokens
@@ -90,20 +90,21 @@ class Executions:
         if entry is None:
             entry, batch = self._without_model_graph(tokens, dummy)
         if batch is not None:
-            self.graphs.tell_execution(ended, entry, batch, tokens, dummy)
+            self.graphs.record_execution(ended, entry, batch, tokens, dummy)
         if recent:
-            self.graphs.tell_recent()
+            self.graphs.record_recent()
         if batch is None and self._timer is not None:
-            # Nothing ran, and the next call may be far away.
+            # Nothing ran, and the next call may be long in coming.
             self._timer.give_up()
         self._recorder.step_ended()
 
     def _without_model_graph(self, tokens: int, dummy: bool) -> tuple[Entry | None, int | None]:
-        """What an execution replayed, and its batch's number, where no graph is known as its own.
+        """The entry that an execution without a known graph of the model replayed, and its batch.
 
-        Graphs of unknown origin are the model's if it was dispatched to one: a release may capture
-        where this does not look. Without any, a batch was captured or ran eagerly, wherever it was
-        dispatched to. No batch means that nothing ran.
+        Where the execution was dispatched to a graph, a replayed graph of unknown origin is taken
+        for the model's: a release may capture where this does not look. Where nothing was replayed,
+        the batch was captured or ran eagerly, whatever it was dispatched to. None in place of the
+        batch's number: nothing ran.
         """
         batch = _dispatched(self.answer)
         if batch is not None and batch.mode != "NONE" and self._recent:
@@ -122,13 +123,13 @@ class Executions:
         number = self._numbers.get(batch)
         if number is None:
             number = self._numbers[batch] = len(self._numbers) + 1
-            told = orjson.dumps(list(batch))
-            self._keep((encode.blob, Op.BATCH, _now(), number, told))
+            description = orjson.dumps(list(batch))
+            self._keep((encode.blob, Op.BATCH, _now(), number, description))
         return number
 
 
 def _dispatched(answer: Any) -> Batch | None:
-    """The batch in a dispatch's answer; None where there is none, as in 0.10 for an eager one."""
+    """The batch in a dispatch's answer. None: it has none, as in 0.10 for an eager batch."""
     if answer is None:
         return None
     first, second, *_ = answer
@@ -138,7 +139,7 @@ def _dispatched(answer: Any) -> Batch | None:
 
 
 def _take(recent: list[Entry], of_model: bool | None) -> Entry | None:
-    """Take out an entry with this ``of_model`` that was replayed: of several, the last."""
+    """Remove the last of the replayed entries with this ``of_model``, and return it."""
     entry = recent.pop()
     if entry.of_model is of_model:
         return entry
@@ -166,7 +167,7 @@ def _watch_steps(runner: Any, executions: Executions) -> None:
     part = executions.graphs.executions
 
     def before() -> bool:
-        """Returns whether it is no dummy's."""
+        """Returns whether this call is the outermost one."""
         if executions.depth:
             return False
         executions.depth = 1
@@ -185,13 +186,12 @@ def _watch_steps(runner: Any, executions: Executions) -> None:
                 part.fail("execute_model", error)
 
     original = required_method(runner, "execute_model")
-    told = "scheduler_output"
-    hook = surrounded(runner, "execute_model", original, before, after, told)
+    hook = surrounded(runner, "execute_model", original, before, after, "scheduler_output")
     part.on_stop(put(runner, "execute_model", hook))
 
 
 def _watch_dummies(runner: Any, executions: Executions) -> None:
-    """A dummy run is an execution, or makes a dummy of the one that it stands in for."""
+    """A dummy run is an execution, or turns the one around it into a dummy."""
     original, this = required_method(runner, "_dummy_run"), reference(runner)
     part = executions.graphs.executions
 
@@ -232,10 +232,10 @@ def _watch_profiling(runner: Any, graphs: Graphs) -> None:
 
 
 def _watch_dispatch(runner: Any, executions: Executions) -> None:
-    """Note what each execution is dispatched to, where the last word on it is spoken.
+    """Note what each execution is dispatched to, at the place that decides last.
 
-    Data-parallel ranks agree on one mode after each has found its own, so a dispatcher's answer
-    alone may not be what runs. Releases before 0.10 have no dispatcher.
+    Data-parallel ranks agree on one mode after each has found its own. So where there is such a
+    place, the dispatcher's answer may not be what runs. Releases before 0.10 have no dispatcher.
     """
     on_stop = executions.graphs.executions.on_stop
     for owner, name in (

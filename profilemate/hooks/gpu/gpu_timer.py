@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long replays took on the GPU: CUDA events around each, read when they have passed.
 
-Nothing here waits for the GPU. What is timed is told in the order in which it was launched, so
-all that comes after it waits in a queue, until its events have passed or too many are in it.
+Nothing here waits for the GPU. Times are reported in the order in which the replays were launched.
+So later ones wait in a queue until the first one's events have passed, or the queue is too long.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MAX_INTERVALS = 4096
-"""Event pairs in use at most: replays that find none are not timed."""
+"""Event pairs in use at most. A replay that finds none is not timed."""
 
 MAX_WAITING = 256
-"""What waits for its time at most: when more comes, the first is told without."""
+"""How many may wait for their time. When more come, the first is reported without it."""
 
 Interval = tuple[Any, Any]
 """Two CUDA events: before and after."""
@@ -47,33 +47,33 @@ class GpuTimer:
         interval[0].record()
         return interval
 
-    def when_done(self, intervals: Sequence[Interval], tell: Callable[[int], None]) -> None:
-        """Call ``tell`` with the nanoseconds that these took together, once that is known.
+    def when_done(self, intervals: Sequence[Interval], report: Callable[[int], None]) -> None:
+        """Call ``report`` with the nanoseconds that these took together, once they are known.
 
-        It is called with ``NOT_MEASURED`` where that cannot be told.
+        It gets ``NOT_MEASURED`` where they will not be.
         """
-        self._waiting.append((intervals, tell))
+        self._waiting.append((intervals, report))
         while len(self._waiting) > MAX_WAITING:
-            self._tell_first(measured=False)
-        self._tell_passed()
+            self._report_first(measured=False)
+        self._report_passed()
 
     def give_up(self) -> None:
-        """Tell all that waits, without its time where that is not known yet."""
-        self._tell_passed()
+        """Report all that wait, without their time where it is not known yet."""
+        self._report_passed()
         while self._waiting:
-            self._tell_first(measured=False)
+            self._report_first(measured=False)
 
-    def _tell_passed(self) -> None:
+    def _report_passed(self) -> None:
         while self._waiting and all(end.query() for _, end in self._waiting[0][0]):
-            self._tell_first(measured=True)
+            self._report_first(measured=True)
 
-    def _tell_first(self, *, measured: bool) -> None:
-        intervals, tell = self._waiting.popleft()
+    def _report_first(self, *, measured: bool) -> None:
+        intervals, report = self._waiting.popleft()
         if measured:
             total_ms = sum(begin.elapsed_time(end) for begin, end in intervals)
             self._free.extend(intervals)
-            tell(round(total_ms * 1e6))
+            report(round(total_ms * 1e6))
         else:
-            # Their events are still to come: they are not used again.
+            # Their events have not passed, so they cannot be used again.
             self._made -= len(intervals)
-            tell(NOT_MEASURED)
+            report(NOT_MEASURED)

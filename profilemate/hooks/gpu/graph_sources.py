@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of vLLM captures a CUDA graph, and for which batch.
 
-Every way to capture ends in ``torch.cuda.CUDAGraph``, which knows nothing of batches. Who called
-it is found once a capture, on the stack: the parts of vLLM that capture are called for every
-piece of every execution, so wrapping them would cost each replay, and they replay by themselves.
+Every way to capture ends in ``torch.cuda.CUDAGraph``, which knows nothing of batches. The stack
+says, once a capture, who called it. The parts of vLLM that capture are called for every piece of
+every execution and replay there, too, so a wrapper around them would slow each replay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 
 class Batch(NamedTuple):
-    """A padded batch: what vLLM calls a batch descriptor, as far as all releases have it.
+    """A batch descriptor, as far as all releases have it.
 
     ``mode`` is ``FULL``, ``PIECEWISE`` or ``NONE``; ``num_reqs`` is None where the graph takes any
     number of requests.
@@ -30,10 +30,10 @@ class Batch(NamedTuple):
 
 
 class Capture(NamedTuple):
-    """What is being captured: for which batch, by which class of vLLM, for which model.
+    """A capture: for which batch, by which class of vLLM, for which model.
 
-    ``part`` is ``model``, ``drafter`` or ``encoder``. Graphs captured with one ``whole`` belong
-    together; None where each is complete by itself. ``batch`` is None where that is not known.
+    ``part`` is ``model``, ``drafter`` or ``encoder``. Graphs with the same ``whole`` belong
+    together; None where each is complete by itself. ``batch`` is None where it is not known.
     """
 
     batch: Batch | None
@@ -46,7 +46,7 @@ _DRAFTERS = ("vllm.v1.spec_decode", "vllm.v1.worker.gpu.spec_decode")
 
 
 def batch_of(mode: Any, descriptor: Any) -> Batch:
-    """The batch that a descriptor of any release stands for, run in this mode."""
+    """The batch of a descriptor of any release, run in this mode."""
     reqs = getattr(descriptor, "num_reqs", None)
     uniform = getattr(descriptor, "uniform", None)
     if uniform is None:
@@ -62,7 +62,7 @@ def batch_of(mode: Any, descriptor: Any) -> Batch:
 
 
 def batch_of_execution(descriptor: Any) -> Batch:
-    """As ``batch_of``, of a descriptor of model runner V2, which has its mode with it."""
+    """As ``batch_of``, for a descriptor of model runner V2, which includes its mode."""
     batch = batch_of(descriptor.cg_mode, descriptor)
     uniform = getattr(descriptor, "uniform_token_count", None) is not None
     uniform = uniform or getattr(descriptor, "max_query_len", None) is not None
@@ -70,7 +70,7 @@ def batch_of_execution(descriptor: Any) -> Batch:
 
 
 def current() -> Capture:
-    """What the caller's callers are capturing; its source is ``unknown`` where none is known."""
+    """The capture that the caller's callers are at; of source ``unknown`` where none is known."""
     frame: FrameType | None = sys._getframe(1)
     found: Capture | None = None
     drafts = False
@@ -91,7 +91,7 @@ def _read(module: str, frame: FrameType) -> Capture | None:
     try:
         return read(frame.f_locals)
     except (LookupError, AttributeError, AssertionError, TypeError, ValueError):
-        # A release that names things otherwise: the capture is told, of unknown source.
+        # A release that names things otherwise: the capture is recorded with an unknown source.
         return None
 
 
@@ -153,4 +153,4 @@ _READERS: dict[tuple[str, str], Callable[[dict[str, Any]], Capture | None]] = {
     ("vllm.compilation.cuda_piecewise_backend", "__call__"): _by_piecewise_backend,
     ("vllm.compilation.backends", "__call__"): _by_piecewise_backend,
 }
-"""By module and function that captures: what its local variables say."""
+"""By module and function that captures: what reads the capture from its local variables."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record what happens to CUDA graphs: torch's own class, in which all of vLLM's ways end.
+"""Record what happens to CUDA graphs, at torch's own class, in which all of vLLM's ways end.
 
 ``torch.cuda.CUDAGraph`` is changed once a process, as long as a worker in it is recorded. A graph
-is told what it belongs to when it is captured, so that a replay has only to count.
+gets its entry when it is captured, so that a replay has only to count.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MAX_NS = (1 << 32) - 2
 
 
 class Entry:
-    """CUDA graphs that belong together, and those of their replays that were not told yet.
+    """CUDA graphs that belong together, and their replays that are not recorded yet.
 
-    ``number`` is 0 for graphs that nobody was seen to capture; ``of_model`` tells the model's own
-    from those of a drafter or an encoder, and is None where that is not known. ``graphs`` counts
+    ``number`` is 0 for graphs whose capture was not seen. ``of_model`` says whether they are the
+    model's own, not a drafter's or an encoder's; None where that is not known. ``graphs`` counts
     the replays, ``launch_ns`` is the time that they took the host, ``intervals`` are theirs on the
     GPU.
     """
@@ -49,7 +49,7 @@ class Entry:
         self.intervals: list[Interval] = []
 
     def take(self) -> tuple[int, int, int]:
-        """Number, graphs and time of the replays, which are forgotten."""
+        """Number, graphs and time of the replays, which are counted anew from here on."""
         graphs, launch_ns = self.graphs, self.launch_ns
         self.graphs = self.launch_ns = 0
         if launch_ns > MAX_NS:
@@ -61,7 +61,7 @@ _OF_MODEL = {"model": True, "unknown": None}
 """By part: whether its graphs are the model's."""
 
 _NOTHING = 0, 0, 0
-"""What an entry would give, where none was replayed."""
+"""What stands for an entry where none was replayed."""
 
 _NO_BATCH = (None,) * len(Batch._fields)
 
@@ -69,9 +69,10 @@ _NO_BATCH = (None,) * len(Batch._fields)
 class Graphs:
     """The CUDA graphs of one worker.
 
-    ``recent`` lists the entries with replays to be told; ``captured`` is the batch that a graph of
-    the model was last captured for; ``profiling`` is set while vLLM captures samples that it throws
-    away. ``part`` is its part of the recording, and ``executions`` that of what replays belong to.
+    ``recent`` lists the entries with replays that are not recorded yet. ``captured`` is the batch
+    for which a graph of the model was last captured. ``profiling`` is set while vLLM captures
+    samples that it throws away. ``part`` is the graphs' part of the recording, and ``executions``
+    that of the executions around replays.
     """
 
     def __init__(self, recorder: Recorder, timer: GpuTimer | None) -> None:
@@ -82,7 +83,7 @@ class Graphs:
         self.unknown = Entry(0, self.recent)
         self.recorder = recorder
         self.graph_class: Any = None
-        self.executions = Part(recorder, "executions", on_loss=lambda: _tell_each_replay(self))
+        self.executions = Part(recorder, "executions", on_loss=lambda: _record_each_replay(self))
         self.part = Part(recorder, "graphs", self.executions)
         self._entries = 0
         self._last: tuple[Entry, Capture, bool] | None = None
@@ -101,34 +102,34 @@ class Graphs:
         free = _free_bytes()
         known = free is not None and free_before is not None
         taken_kib = max(0, free_before - free) >> 10 if known else -1
-        told = graph._profilemate_entry.number, taken_kib + 1
-        self.recorder.keep((encode.between, Op.CAPTURE, began, ended, told))
+        numbers = graph._profilemate_entry.number, taken_kib + 1
+        self.recorder.keep((encode.between, Op.CAPTURE, began, ended, numbers))
         if self._last is not None and self._last[1].part == "model":
             self.captured = self._last[1].batch
         self.recorder.step_ended()
 
-    def tell_recent(self) -> None:
-        """Tell the replays that are no part of an execution."""
+    def record_recent(self) -> None:
+        """Record the replays that belong to no execution."""
         now = _now()
         for entry in self.recent:
             if self.timer is None:
                 self.recorder.keep((encode.once, Op.REPLAY, now, (*entry.take(), 0)))
             else:
-                self._tell_timed(self.timer, Op.REPLAY, now, entry, (), ())
+                self._record_timed(self.timer, Op.REPLAY, now, entry, (), ())
         self.recent.clear()
 
-    def tell_execution(
+    def record_execution(
         self, now: int, entry: Entry | None, batch: int, tokens: int, dummy: bool
     ) -> None:
-        """Tell an execution that ended now, with this entry's replays, which are forgotten."""
+        """Record an execution that ended now, with this entry's replays."""
         if self.timer is not None:
-            self._tell_timed(self.timer, Op.EXECUTION, now, entry, (batch, tokens), (dummy,))
+            self._record_timed(self.timer, Op.EXECUTION, now, entry, (batch, tokens), (dummy,))
             return
         replays = entry.take() if entry is not None else _NOTHING
-        told = batch, tokens, *replays, 0, dummy
-        self.recorder.keep((encode.once, Op.EXECUTION, now, told))
+        numbers = batch, tokens, *replays, 0, dummy
+        self.recorder.keep((encode.once, Op.EXECUTION, now, numbers))
 
-    def _tell_timed(
+    def _record_timed(
         self,
         timer: GpuTimer,
         op: Op,
@@ -145,22 +146,22 @@ class Graphs:
         is_timed = 0 < len(intervals) == replays[1]
         keep = self.recorder.keep
 
-        def tell(gpu_ns: int) -> None:
+        def record(gpu_ns: int) -> None:
             measured = min(gpu_ns + 1, MAX_NS) if is_timed else 0
             keep((encode.once, op, now, (*before, *replays, measured, *after)))
 
-        timer.when_done(intervals, tell)
+        timer.when_done(intervals, record)
 
     def close(self) -> None:
-        """Nothing more is replayed: tell what is left."""
-        self.tell_recent()
+        """Nothing more is replayed: record what is left."""
+        self.record_recent()
         if self.timer is not None:
             self.timer.give_up()
 
     def _entry(self, capture: Capture) -> Entry:
         if self._last is not None:
             entry, last, profiling = self._last
-            # What is whole is compared by itself: a context's tensors cannot be told equal.
+            # The wholes are compared by identity: a context's tensors have no equality.
             is_same = (last[:3], profiling) == (capture[:3], self.profiling)
             if is_same and _is_whole(last, capture):
                 return entry
@@ -168,8 +169,8 @@ class Graphs:
         entry = Entry(self._entries, self.recent, _OF_MODEL.get(capture.part, False))
         self._last = entry, capture, self.profiling
         kind = "profiling" if self.profiling else "capture"
-        told = [*(capture.batch or _NO_BATCH), capture.source, kind, capture.part]
-        self.recorder.keep((encode.blob, Op.GRAPH, _now(), entry.number, orjson.dumps(told)))
+        values = [*(capture.batch or _NO_BATCH), capture.source, kind, capture.part]
+        self.recorder.keep((encode.blob, Op.GRAPH, _now(), entry.number, orjson.dumps(values)))
         return entry
 
 
@@ -180,7 +181,7 @@ def _is_whole(last: Capture, capture: Capture) -> bool:
 
 
 def _free_bytes() -> int | None:
-    """Free device memory in bytes, as the driver says; asked only where nothing is captured."""
+    """Free device memory in bytes, as the driver says. Never asked for during a capture."""
     try:
         return int(sys.modules["torch"].cuda.mem_get_info()[0])
     except Exception:
@@ -188,11 +189,11 @@ def _free_bytes() -> int | None:
 
 
 _watching: list[Graphs] = []
-"""What the workers of this process record into; the last one takes what is captured."""
+"""The graphs of this process's workers; the last of these takes new captures."""
 
 
 def watch(graphs: Graphs, graph_class: Any) -> None:
-    """Have ``graphs`` told of all captures and replays of this class, torch.cuda.CUDAGraph.
+    """Record all captures and replays of this class, torch.cuda.CUDAGraph, into ``graphs``.
 
     Raises:
         AttributeError: the class does not have the methods that are watched.
@@ -200,7 +201,7 @@ def watch(graphs: Graphs, graph_class: Any) -> None:
 
     """
     if _watching:
-        # Events go back to the timer that they came from.
+        # CUDA events go back to the timer that made them.
         graphs.timer = _watching[0].timer
     else:
         _hooked.update(_hook(graph_class, graphs.timer))
@@ -315,7 +316,7 @@ def _timed_replay(original: Method, timer: GpuTimer) -> Method:
 
 
 def _adopt(graph: Any) -> Entry:
-    """The entry of a graph that was captured before anybody watched."""
+    """The entry of a graph that was captured before any worker was watched."""
     entry = _watching[-1].unknown if _watching else Entry(0, [])
     graph._profilemate_entry = entry
     return entry
@@ -326,8 +327,8 @@ def _fail(where: str, error: Exception) -> None:
         graphs.part.fail(where, error)
 
 
-def _tell_each_replay(graphs: Graphs) -> None:
-    """No execution ends any more at which replays could be told: each is told at once."""
+def _record_each_replay(graphs: Graphs) -> None:
+    """Record each replay at once: no execution's end is seen any more."""
     if graphs not in _watching:
         return
     ours, original = _hooked["replay"]
@@ -335,7 +336,7 @@ def _tell_each_replay(graphs: Graphs) -> None:
     def replay(graph: Any) -> Any:
         result = ours(graph)
         for watching in _watching:
-            watching.tell_recent()
+            watching.record_recent()
             watching.recorder.step_ended()
         return result
 

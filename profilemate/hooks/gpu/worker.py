@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for the module of vLLM's workers: each is watched as soon as it has its device."""
+"""Waits for the module of vLLM's workers, and watches each as soon as it has its device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from profilemate.record.recorder import WORKER_PAUSE_SEC, Recorder
 def attach(module: Any) -> None:
     """Watch each worker, whatever its class.
 
-    The wrapper around workers was in another module in some releases, which this one may import.
+    In some releases the wrapper around workers is in another module, which may import it, too.
     """
     wrapper = vars(module).get("WorkerWrapperBase")
     if wrapper is not None and wrapper.__module__ == module.__name__:
@@ -52,7 +52,7 @@ def _after_init_worker(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> N
 def watch(worker: Any) -> None:
     """Begin to record what this worker does on its GPU. Never raises; says why it cannot.
 
-    A worker on another device has nothing to tell that is recorded.
+    Of a worker on another device nothing is recorded.
     """
     settings = config.read(os.environ)
     device = getattr(worker, "device", None)
@@ -95,7 +95,9 @@ def _watch(worker: Any, settings: config.Config) -> None:
         targets.WORKER: [worker],
         targets.RUNNER_V2 if is_v2 else targets.RUNNER: [worker.model_runner],
     }
-    recorder.status(methods=targets.told(owners, described["versions"]["vllm"] or ""))
+    recorder.status(
+        methods=targets.attached_and_missing(owners, described["versions"]["vllm"] or "")
+    )
     weakref.finalize(worker, _close, recorded)
     launch.start(place.directory)
     if settings.verbose:
@@ -109,25 +111,25 @@ def _close(recorded: graphs.Graphs) -> None:
 
 
 def _watch_start_up(worker: Any, recorded: executions.Executions, recorder: Recorder) -> None:
-    """Tell what the worker finds while it starts, after each of its steps."""
+    """Record what the worker finds while it starts."""
     facts = worker_facts.StartUp()
     runner, this = worker.model_runner, reference(worker)
 
-    def tell_memory() -> None:
+    def record_memory() -> None:
         recorder.status(memory=facts.memory(this()))
 
-    _after(worker, "determine_available_memory", lambda *_: tell_memory(), recorder)
+    _after(worker, "determine_available_memory", lambda *_: record_memory(), recorder)
     _after(worker, "initialize_from_config", facts.take_kv_cache, recorder)
     _after(runner, "capture_model", facts.take_capture, recorder)
 
-    _watch_warm_up(worker, recorded, recorder, tell_memory)
+    _watch_warm_up(worker, recorded, recorder, record_memory)
 
 
 def _watch_warm_up(
     worker: Any,
     recorded: executions.Executions,
     recorder: Recorder,
-    tell_memory: Callable[[], None],
+    record_memory: Callable[[], None],
 ) -> None:
     name = "compile_or_warm_up_model"
     if own_method(worker, name) is None:
@@ -141,7 +143,7 @@ def _watch_warm_up(
         finally:
             recorded.warming_up = False
             try:
-                tell_memory()
+                record_memory()
                 recorder.status(cuda_graphs=worker_facts.resolved_graphs(this()))
             except Exception as error:
                 _lose_numbers(recorder, name, error)
@@ -167,5 +169,5 @@ def _after(instance: Any, name: str, run: Callable[..., None], recorder: Recorde
 
 
 def _lose_numbers(recorder: Recorder, name: str, error: Exception) -> None:
-    """The start-up's numbers are not told; executions go on being recorded."""
+    """The numbers of the start-up are lost; executions are recorded all the same."""
     recorder.status(failed={name: f"{type(error).__name__}: {error}"})

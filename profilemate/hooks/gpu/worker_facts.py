@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker knows: its rank and GPU, its CUDA graph settings, and the memory that it found.
 
-As in ``facts``, each fact is read on its own, and one that a release does not keep is null.
+As in ``facts``, each fact is read on its own, and is null where the release does not have it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def describe(worker: Any) -> dict[str, Any]:
 
 
 def resolved_graphs(worker: Any) -> dict[str, Any]:
-    """What became of the mode asked for, once the attention backends are known."""
+    """The mode that vLLM resolved, once the attention backends are known, and its sizes."""
     runner = worker.model_runner
     config = worker.vllm_config.compilation_config
     return {
@@ -57,28 +57,28 @@ def mode_name(mode: Any) -> str | None:
 
 
 def _allocated(tensors: Any) -> int:
-    """Bytes of the KV cache's tensors; from vLLM 0.29 all lie in one allocation, whose size each
-    names."""
+    """Bytes of the KV cache's tensors. From vLLM 0.29 on they share one allocation, whose size each
+    of them has."""
     sizes = [int(tensor.size) for tensor in tensors]
     return max(sizes) if hasattr(tensors[0], "layer_stride") else sum(sizes)
 
 
 class StartUp:
-    """What a worker's start-up methods were given and returned, which nobody keeps."""
+    """What a worker's start-up methods get and return, which vLLM does not keep."""
 
     def __init__(self) -> None:
         self._kv_cache: dict[str, Any] = {}
         self._graphs_bytes: int | None = None
 
     def take_kv_cache(self, _: Any, kv_cache_config: Any) -> None:
-        """``initialize_from_config`` was given this."""
+        """Note the argument of ``initialize_from_config``."""
         self._kv_cache = {
             "kv_allocated_bytes": fact(lambda: _allocated(kv_cache_config.kv_cache_tensors)),
             "blocks": fact(lambda: int(kv_cache_config.num_blocks)),
         }
 
     def take_capture(self, taken: Any, *_: Any) -> None:
-        """``capture_model`` returned this: bytes of device memory."""
+        """Note the result of ``capture_model``: bytes of device memory."""
         self._graphs_bytes = fact(lambda: int(taken))
 
     def memory(self, worker: Any) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class StartUp:
 def _activation(worker: Any, applied: bool | None) -> int:
     peak = int(worker.peak_activation_memory)
     if hasattr(worker, "total_consumed") and applied:
-        # These releases keep the two as one number.
+        # These releases add the two up.
         return peak - int(worker.cudagraph_memory_estimate)
     return peak
 
@@ -145,7 +145,7 @@ def _gpu(device: Any) -> dict[str, Any]:
 
 
 def _nvml_uuid(uuid: str) -> str | None:
-    """A UUID of torch's as NVML writes it; None for one that is no more than a place holder."""
+    """A UUID of torch's as NVML writes it; None for a placeholder."""
     if not uuid.strip("0-"):
         return None
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record what happens to the blocks of one pool.
 
-Four of these calls are the hottest that profilemate touches; they keep one tuple and do nothing
-else. A failure of ours ends the recording of blocks and never reaches vLLM.
+No call that profilemate touches is hotter than four of these. Their hooks keep one tuple and do
+nothing else. A failure of ours ends the recording of blocks and never reaches vLLM.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTIAL = ("request", "block", "num_tokens", "kv_cache_group_id")
 
 
 class FreeContext:
-    """The request whose blocks are being freed: its number + 1, or 0 where nobody said."""
+    """The request whose blocks are being freed: its number + 1, or 0 where it is not known."""
 
     __slots__ = ("request",)
 
@@ -50,12 +50,12 @@ def watch(
         number: the pool's index in this engine.
         part: where events go.
         requests: numbers of the engine's requests.
-        context: who frees, set by the KVCacheManager's hooks.
-        settle: writes at once; called after calls that happen outside a step.
-        alone: the engine has no other pool, so no block can belong to one.
-        tabled: a request's blocks can be told by its block table, as ``facts.is_tabled`` says.
-        evicts_directly: the model has Mamba groups, whose manager drops contents by the pool's
-            inner method.
+        context: who frees, as the KVCacheManager's hooks set it.
+        settle: writes at once; called after calls outside a step.
+        alone: the engine has no other pool, so all blocks are this one's.
+        tabled: block tables say which blocks a request has, as ``facts.is_tabled`` describes.
+        evicts_directly: the model has Mamba groups, whose manager evicts through the pool's inner
+            method.
 
     """
     if number >= MAX_POOLS:
@@ -93,8 +93,8 @@ def _watch_touch(pool: Any, number: int, part: Part) -> None:
         try:
             # vLLM 0.10.2 to 0.13 pass one list a group, the others one list.
             groups = blocks if blocks and isinstance(blocks[0], (list, tuple)) else (blocks,)
-            for kept in [(encode.blocks, op, now(), *group) for group in groups if group]:
-                keep(kept)
+            for event in [(encode.blocks, op, now(), *group) for group in groups if group]:
+                keep(event)
         except Exception as error:
             part.fail("touch", error)
         return result
@@ -108,7 +108,7 @@ def _watch_free_blocks(
     original, this = required_method(pool, "free_blocks"), reference(pool)
     now, keep = time.monotonic_ns, part.keep
 
-    # vLLM 0.23 also says on which side of the queue they go.
+    # vLLM 0.23 also says at which end of the queue they go.
     def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         freer = context.request
         if tabled and freer:
@@ -136,18 +136,18 @@ def _watch_free_blocks(
 
 
 def _walkable(blocks: Iterable[Any]) -> tuple[Any, Any]:
-    """Blocks to look at, and the same ones to hand on: an iterator stays one, not used up."""
+    """Blocks to look at, and the same blocks to hand on, as an iterator where they came as one."""
     if isinstance(blocks, (list, tuple)):
         return blocks, blocks
-    kept = list(blocks)
-    return kept, iter(kept)
+    listed = list(blocks)
+    return listed, iter(listed)
 
 
 def _record_free(part: Part, pool: int, freer: int, blocks: Any, now: int) -> None:
     if blocks:
         last = [block for block in blocks if block.ref_cnt <= 0]
-        shared = [block for block in blocks if block.ref_cnt > 0]
-        part.keep((encode.freed, op_of(Op.FREE, pool), now, freer, last, shared))
+        still_held = [block for block in blocks if block.ref_cnt > 0]
+        part.keep((encode.freed, op_of(Op.FREE, pool), now, freer, last, still_held))
 
 
 def _watch_cache_full_blocks(
@@ -161,8 +161,8 @@ def _watch_cache_full_blocks(
     def by_table(_: Any, request: Any, first: int, last: int) -> None:
         try:
             if first < last:
-                told, hashes = index[request.request_id], request.block_hashes
-                keep((layout, op, now(), told, hashes, first, last))
+                number, hashes = index[request.request_id], request.block_hashes
+                keep((layout, op, now(), number, hashes, first, last))
         except Exception as error:
             part.fail("cache_full_blocks", error)
 
@@ -178,8 +178,8 @@ def _watch_cache_full_blocks(
 
     hook: Callable[..., Any] = by_list
     if tabled and names[:4] == ["request", "blocks", "num_cached_blocks", "num_full_blocks"]:
-        told = "request", "num_cached_blocks", "num_full_blocks"
-        hook = followed(pool, "cache_full_blocks", original, by_table, *told)
+        wanted = "request", "num_cached_blocks", "num_full_blocks"
+        hook = followed(pool, "cache_full_blocks", original, by_table, *wanted)
     part.on_stop(put(pool, "cache_full_blocks", hook))
 
 
@@ -190,18 +190,18 @@ def _record_cached(part: Part, pool: int, request: int, given: dict[str, Any], n
     hashes = [hash_bytes(block.block_hash) for block in blocks]
     mask = given.get("block_mask")
     if mask is None and None not in hashes:
-        runs = [(first, blocks, hashes)]
+        lists = [(first, blocks, hashes)]
     else:
-        # Sparse groups keep some blocks only: the others are null, or masked out.
-        runs = [
+        # Sparse groups keep only some blocks: the others are null, or masked out.
+        lists = [
             (first + at, [block], [hashes[at]])
             for at, block in enumerate(blocks)
             if hashes[at] is not None and not block.is_null and (mask is None or mask[at])
         ]
     group, op = given.get("kv_cache_group_id", 0), op_of(Op.CACHE_LIST, pool)
-    for at, run, run_hashes in runs:
-        told = request, group, (at + 1) * size, size
-        part.keep((encode.cached_list, op, now, told, run, run_hashes))
+    for at, listed, their_hashes in lists:
+        numbers = request, group, (at + 1) * size, size
+        part.keep((encode.cached_list, op, now, numbers, listed, their_hashes))
 
 
 def _watch_rare_calls(
@@ -215,8 +215,8 @@ def _watch_rare_calls(
 
     def after_evict_blocks(cached: list[int], result: Any) -> None:
         if cached:
-            # A request may hold such a block, whose content its table no longer tells.
-            requests.hashes_on_finish = True
+            # A request may hold such a block: its block table no longer says its contents.
+            requests.record_hashes()
             _record_evicted(part, number, cached)
             settle()
 
@@ -241,16 +241,16 @@ def _watch_rare_calls(
         given = dict(zip(_PARTIAL, args, strict=False)) | kwargs
         return given, given["block"].block_hash
 
-    def after_partial(kept: tuple[dict[str, Any], Any], _: Any) -> None:
-        given, before = kept
+    def after_partial(begun: tuple[dict[str, Any], Any], _: Any) -> None:
+        given, before = begun
         block_hash = given["block"].block_hash
-        # A second entry for a block that has one makes nothing reusable that was not.
+        # A second entry for a block makes nothing findable that was not.
         if block_hash not in (None, before):
             tokens = given["num_tokens"]
             request = requests.index[given["request"].request_id]
-            told = request, given["kv_cache_group_id"], tokens, tokens
-            op, run = op_of(Op.CACHE_LIST, number), [given["block"]]
-            keep((encode.cached_list, op, now(), told, run, [block_hash]))
+            numbers = request, given["kv_cache_group_id"], tokens, tokens
+            op, listed = op_of(Op.CACHE_LIST, number), [given["block"]]
+            keep((encode.cached_list, op, now(), numbers, listed, [block_hash]))
 
     _around(pool, part, "cache_partial_block", before_partial, after_partial)
 
@@ -306,13 +306,13 @@ def _around(
 
     def hooked(*args: Any, **kwargs: Any) -> Any:
         try:
-            kept = before(*args, **kwargs)
+            begun = before(*args, **kwargs)
         except Exception as error:
             part.fail(name, error)
             return original(this(), *args, **kwargs)
         result = original(this(), *args, **kwargs)
         try:
-            after(kept, result)
+            after(begun, result)
         except Exception as error:
             part.fail(name, error)
         return result
@@ -323,16 +323,16 @@ def _around(
 def _around_iterable(
     pool: Any, part: Part, name: str, after: Callable[[list[Any], Any], None]
 ) -> None:
-    """Hook a rare method whose first argument is blocks that can be walked only once."""
+    """Hook a rare method whose first argument may be an iterator of blocks."""
     original, this = own_method(pool, name), reference(pool)
     if original is None:
         return
 
     def hooked(blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
-        kept, given = _walkable(blocks)
+        listed, given = _walkable(blocks)
         result = original(this(), given, *args, **kwargs)
         try:
-            after(kept, result)
+            after(listed, result)
         except Exception as error:
             part.fail(name, error)
         return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for ``vllm.v1.engine.core``: a scheduler that is not derived from vLLM's is watched too."""
+"""Waits for ``vllm.v1.engine.core``, to watch schedulers that do not derive from vLLM's, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profilemate.hooks.kv import watch
 
 
 def attach(module: Any) -> None:
-    """Watch the scheduler that the engine really uses, whatever its class is."""
+    """Watch the scheduler that the engine really uses, whatever its class."""
     wrapt.wrap_function_wrapper(module, "EngineCore.__init__", _after_init)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's configuration says: the facts of metadata.json that only it knows.
+"""The facts of metadata.json that only an engine's configuration has.
 
-Releases differ in what they keep where, so each fact is read on its own, and one that cannot be
-read is null. Nothing here runs more than once an engine.
+Releases keep them in different places, so each fact is read on its own, and is null where it cannot
+be read. Nothing here runs more than once an engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def describe(scheduler: Any, pools: list[Any]) -> dict[str, Any]:
         "groups": [_group(group, scheduler, index, pools) for index, group in enumerate(groups)],
         "caching": caching,
         "hash_block_size": _hash_block_size(scheduler, pools),
-        "told_by_content": told_by_content(scheduler, pools),
+        "told_by_content": prefix_unit(scheduler, pools),
         "content_ids_shared": _content_ids_shared(),
         "model": _model(config, groups),
         "cache": _cache(scheduler, config),
@@ -46,8 +46,8 @@ def describe(scheduler: Any, pools: list[Any]) -> dict[str, Any]:
 
 
 def is_plain(scheduler: Any) -> bool:
-    """One group of full attention: the content of every full block of a request is known from
-    its block table."""
+    """Whether there is one group of full attention, so that a request's block table leads to the
+    contents of all its full blocks."""
     groups = scheduler.kv_cache_config.kv_cache_groups
     return len(groups) == 1 and type(groups[0].kv_cache_spec).__name__ in (
         "FullAttentionSpec",
@@ -56,10 +56,10 @@ def is_plain(scheduler: Any) -> bool:
 
 
 def is_tabled(scheduler: Any, pools: list[Any]) -> bool:
-    """Whether a request's blocks can be told by its block table, as the steps' outputs name it.
+    """Whether the block tables, as the steps' outputs give them, say which blocks a request has.
 
-    So it is with one group of full attention in one pool. A connector hands blocks out to
-    requests that no step's output names.
+    They do with one group of full attention in one pool, and without a connector, which hands
+    blocks to requests that no step's output names.
     """
     if len(pools) > 1 or not is_plain(scheduler) or getattr(scheduler, "connector", None):
         return False
@@ -71,9 +71,9 @@ def is_tabled(scheduler: Any, pools: list[Any]) -> bool:
     )
 
 
-def told_by_content(scheduler: Any, pools: list[Any]) -> int:
-    """Prefixes that end at a multiple of this many tokens are told by the contents of blocks,
-    for all engines of the session alike; 0: none are."""
+def prefix_unit(scheduler: Any, pools: list[Any]) -> int:
+    """Prefixes that end at a multiple of this many tokens have the content id of their last block,
+    which is the same for all engines of the session; 0: none have."""
     caching = scheduler.vllm_config.cache_config.enable_prefix_caching
     return _hash_block_size(scheduler, pools) if caching and _content_ids_shared() else 0
 
@@ -83,13 +83,13 @@ def _hash_block_size(scheduler: Any, pools: list[Any]) -> int:
 
 
 def has_mamba(scheduler: Any) -> bool:
-    """Whether a group keeps Mamba states, whose manager evicts by the pool's inner method."""
+    """Whether a group keeps Mamba states, whose manager evicts through the pool's inner method."""
     groups = scheduler.kv_cache_config.kv_cache_groups
     return any("Mamba" in type(group.kv_cache_spec).__name__ for group in groups)
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of what runs here."""
+    """The versions of the software that runs here."""
     return {
         "profilemate": __version__,
         "vllm": fact(lambda: sys.modules["vllm"].__version__),
@@ -100,7 +100,7 @@ def versions() -> dict[str, str | None]:
 
 def _pool(pool: Any) -> dict[str, int | None]:
     null = getattr(pool, "null_block", None)
-    # Up to vLLM 0.10.1 the null block counts in a pool's usage, which has handed out no other yet.
+    # Up to vLLM 0.10.1 the null block counts in a pool's usage. No other has been handed out yet.
     counts_null = bool(fact(getattr(pool, "get_usage", int)))
     return {
         "blocks": int(pool.num_gpu_blocks),
@@ -125,7 +125,7 @@ def _group(group: Any, scheduler: Any, index: int, pools: list[Any]) -> dict[str
 
 
 def _content_ids_shared() -> bool:
-    """Whether block hashes of two processes compare: always from vLLM 0.29 on."""
+    """Whether two processes hash the same block alike: from vLLM 0.29 on they always do."""
     if os.environ.get("PYTHONHASHSEED", "random") != "random":
         return True
     version = fact(lambda: sys.modules["vllm"].__version__) or "0"
@@ -219,7 +219,7 @@ def _scheduling(scheduler: Any, config: Any) -> dict[str, Any]:
 
 
 def _drops_hit_unit(speculative: Any) -> bool:
-    """Whether the last block of every prefix hit is computed anew, for the drafts' sake."""
+    """Whether the last block of every prefix hit is computed anew, as some drafters need."""
     if speculative is None:
         return False
     rule = getattr(speculative, "use_eagle_block_drop", speculative.use_eagle)
@@ -255,12 +255,12 @@ _SETTINGS = {
     },
     "lora_config": {"max-loras": "max_loras"},
 }
-"""By part of the configuration: flags of the command line, and the setting that a release has
-which has the flag."""
+"""By part of the configuration: flags of the command line, and the setting that each of them
+sets."""
 
 
 def _settings(config: Any) -> list[str]:
-    """Those of the settings that advice may be about which this release has."""
+    """The flags of this release, of those that advice may name."""
     return sorted(
         flag
         for part, settings in _SETTINGS.items()
@@ -270,7 +270,7 @@ def _settings(config: Any) -> list[str]:
 
 
 def fact(read: Callable[[], Any]) -> Any:
-    """What this reads, None where it cannot be read."""
+    """The result of this function; None where it raises."""
     try:
         return read()
     except Exception:

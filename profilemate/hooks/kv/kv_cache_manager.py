@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record prefix-cache lookups, and whose blocks are freed or parked."""
+"""Record prefix-cache lookups, and which request's blocks are freed or parked."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from profilemate.record import encode
 
 
 class Nesting:
-    """How deep in lookups we are: the connector's may fall back to the plain one, which is one
-    lookup and not two."""
+    """How many lookups are under way, one within the other. A connector's may call the plain one:
+    that is one lookup and not two."""
 
     __slots__ = ("depth",)
 
@@ -50,15 +50,15 @@ def watch_frees(
     *,
     tabled: bool,
 ) -> None:
-    """Hook the methods by which a request's blocks are given up.
+    """Hook the methods by which a request gives its blocks up.
 
     Args:
         manager: the KVCacheManager, or whatever stands in its place.
         part: where events go.
         requests: numbers of the engine's requests.
-        context: told whose blocks are being freed while they are.
+        context: says whose blocks are being freed, as long as they are.
         forget_prefill: called with the id of a request that was preempted.
-        tabled: a request's blocks can be told by its block table, as ``facts.is_tabled`` says.
+        tabled: block tables say which blocks a request has, as ``facts.is_tabled`` describes.
 
     """
     _watch_free(manager, part, requests, context, forget_prefill)
@@ -85,8 +85,8 @@ def _watch_lookup(
                 number = index.get(request.request_id)
                 if number is None:
                     number = requests.number(request, now())
-                told = number, request.num_tokens, int(found[1]), _skips_reading(request)
-                keep((encode.once, Op.LOOKUP, now(), told))
+                numbers = number, request.num_tokens, int(found[1]), _skips_reading(request)
+                keep((encode.once, Op.LOOKUP, now(), numbers))
                 looked_up.add(number)
         except Exception as error:
             part.fail(name, error)
@@ -99,7 +99,7 @@ def _skips_reading(request: Any) -> bool:
     """Whether the request must not read the prefix cache."""
     if hasattr(request, "skip_reading_prefix_cache"):
         return bool(request.skip_reading_prefix_cache)
-    # Up to vLLM 0.11.0: prompts whose log probabilities are asked for.
+    # Up to vLLM 0.11.0 these are requests for the log probabilities of their prompts.
     return getattr(request.sampling_params, "prompt_logprobs", None) is not None
 
 
@@ -117,11 +117,11 @@ def _watch_free(
     def free(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             if request.status == requests.running:
-                # Blocks that it got in this very step are in no table that the step's end tells.
+                # Its blocks of this very step will be in no table that the step returns.
                 block_ids = block_ids_of(this(), request.request_id)
                 number = requests.number(request, now())
-                _tell_table(part, number, block_ids)
-                _tell_preemption(part, number, request)
+                _record_table(part, number, block_ids)
+                _record_preemption(part, number, request)
                 forget_prefill(request.request_id)
             else:
                 number = requests.leaving(request, now())
@@ -137,11 +137,11 @@ def _watch_free(
 
 
 def _block_ids(manager: Any, request_id: str) -> list[list[int]]:
-    """What a request holds, in vLLM 0.8.5, whose only group is the manager's own."""
+    """The blocks that a request holds, in vLLM 0.8.5, whose only group is the manager's own."""
     return [[block.block_id for block in manager.req_to_blocks.get(request_id, ())]]
 
 
-def _tell_table(part: Part, number: int, block_ids: Sequence[Sequence[int]]) -> None:
+def _record_table(part: Part, number: int, block_ids: Sequence[Sequence[int]]) -> None:
     part.keep((encode.held, Op.TABLE, (number,), [list(group) for group in block_ids]))
 
 
@@ -163,7 +163,7 @@ def _watch_park(
             running = request.status == requests.running
             number = requests.leaving(request, time.monotonic_ns())
             if running:
-                _tell_preemption(part, number, request)
+                _record_preemption(part, number, request)
                 forget_prefill(request.request_id)
             if tabled and not running:
                 keep((encode.untimed, Op.PARK_ALL, (number,)))
@@ -176,7 +176,7 @@ def _watch_park(
     part.on_stop(put(manager, "pop_blocks_for_free", pop_blocks_for_free))
 
 
-def _tell_preemption(part: Part, number: int, request: Any) -> None:
+def _record_preemption(part: Part, number: int, request: Any) -> None:
     # vLLM forgets the tokens once the blocks are given up.
-    told = number, request.num_computed_tokens
-    part.keep((encode.once, Op.PREEMPT, time.monotonic_ns(), told))
+    numbers = number, request.num_computed_tokens
+    part.keep((encode.once, Op.PREEMPT, time.monotonic_ns(), numbers))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which number stands for a request, and what is said of it when it comes and goes."""
+"""Number the requests, and record when they come and go."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from profilemate.record.recorder import Recorder
 
 
 class Requests:
-    """Numbers the live requests of one scheduler. ``index`` maps request id to number.
+    """Numbers the requests of one scheduler that have not ended. ``index`` maps ids to numbers.
 
-    ``hashes_of`` tells the hashes of a request's full blocks. ``hashes_on_finish``: a request's
-    block table does not tell its contents, so they are told when it ends. ``told_by_content``:
-    prefixes that end at a multiple of this many tokens are told by the contents of blocks and
-    need no id of their own; 0: none are. ``running`` is the status of a request that runs.
-    ``looked_up`` are the numbers of those that were looked up in this step. ``forgotten_by_steps``:
-    the hooks of a request's end are lost, so the steps' outputs say who has ended.
+    ``hashes_of`` returns the hashes of a request's full blocks. ``hashes_on_finish``: a request's
+    block table does not lead to its contents, so its end is recorded with their hashes.
+    ``prefix_unit``: prefixes that end at a multiple of this many tokens have a content's id and
+    need none of their own; 0: all need one. ``running`` is the status of a request that runs.
+    ``looked_up`` has the numbers of the requests that were looked up in this step.
+    ``forgotten_by_steps``: the hooks of a request's end are lost, so the steps' outputs say which
+    requests have ended.
     """
 
     def __init__(
@@ -34,14 +35,14 @@ class Requests:
         hashes_of: Callable[[Any], Sequence[bytes]],
         *,
         hashes_on_finish: bool,
-        told_by_content: int,
+        prefix_unit: int,
     ) -> None:
         self.index: dict[str, int] = {}
         self._keep = recorder.keep
         self._key = key
         self._hashes_of = hashes_of
         self.hashes_on_finish = hashes_on_finish
-        self._told_by_content = told_by_content
+        self._prefix_unit = prefix_unit
         self.forgotten_by_steps = False
         self._next = 0
         self.looked_up: set[int] = set()
@@ -51,7 +52,7 @@ class Requests:
         self._preempted = int(statuses.PREEMPTED)
 
     def number(self, request: Any, now: int) -> int:
-        """The request's number; one that was not seen before is described in the journal."""
+        """The request's number. A new request is described in the journal."""
         number = self.index.get(request.request_id)
         if number is None:
             number = self.index[request.request_id] = self._next
@@ -59,21 +60,21 @@ class Requests:
             blob = _NOT_DESCRIBED
             try:
                 blob = orjson.dumps(_description(request, self._key)) + b"\0"
-                blob += _prefix_ids(request, self._key, self._told_by_content)
+                blob += _prefix_ids(request, self._key, self._prefix_unit)
             finally:
-                # What refers to the number needs it, even where this raises.
+                # Later events refer to the number, even where this raises.
                 self._keep((encode.blob, Op.REQUEST, now, number, blob))
         return number
 
     def finish(self, request: Any, now: int) -> None:
-        """Say how the request ended. It keeps its number until its blocks are given up."""
+        """Record how the request ended. It keeps its number until its blocks are given up."""
         number = self.number(request, now)
         reason = self._reasons.get(request.status)
         if reason is None:
             reason = self._reasons[request.status] = _reason(request)
         has_hashes = self.hashes_on_finish or reason == _ABORT
         hashes = list(self._hashes_of(request)) if has_hashes else ()
-        told = (
+        numbers = (
             number,
             request.num_prompt_tokens,
             request.num_output_tokens,
@@ -81,28 +82,28 @@ class Requests:
             len(hashes),
             reason,
         )
-        self._keep((encode.finished, Op.FINISH, now, told, hashes))
+        self._keep((encode.finished, Op.FINISH, now, numbers, hashes))
 
-    def tell_hashes(self) -> None:
-        """A request's block table no longer tells its contents."""
+    def record_hashes(self) -> None:
+        """From now on a request's end needs its hashes: block tables no longer suffice."""
         self.hashes_on_finish = True
 
     def lose_ends(self) -> None:
-        """The hooks of a request's end are lost: the steps' outputs say who has ended."""
+        """The hooks of a request's end are lost: the steps' outputs have to say who ended."""
         self.forgotten_by_steps = True
 
-    def forget(self, request_id: str, now: int, *, is_told: bool) -> None:
-        """The request has ended, and the hooks that would have said so are lost.
+    def forget(self, request_id: str, now: int, *, has_finished: bool) -> None:
+        """The request has ended, and some hook that would have seen it is lost.
 
-        ``is_told`` says that ``finish`` was.
+        ``has_finished``: ``finish`` was called all the same.
         """
         number = self.index.pop(request_id, None)
-        if number is not None and not is_told:
-            told = number, 0, 0, 0, 0, _OTHER
-            self._keep((encode.finished, Op.FINISH, now, told, ()))
+        if number is not None and not has_finished:
+            numbers = number, 0, 0, 0, 0, _OTHER
+            self._keep((encode.finished, Op.FINISH, now, numbers, ()))
 
     def leaving(self, request: Any, now: int) -> int:
-        """The number of a request that gives up its blocks; one that has ended is forgotten."""
+        """The number of a request that gives its blocks up. One that has ended loses its number."""
         # As vLLM's is_finished() has it, without the calls.
         if request.status > self._preempted and not self.forgotten_by_steps:
             number = self.index.pop(request.request_id, None)
@@ -112,12 +113,15 @@ class Requests:
 
 
 def hashes_of(manager: Any) -> Callable[[Any], Sequence[bytes]]:
-    """What tells the hashes of a request's full blocks, as the KV cache manager has them."""
-    # Up to vLLM 0.10.0 it keeps them itself, from 0.10.1 on the request does.
-    kept = getattr(manager, "req_to_block_hashes", None)
+    """The function that returns the hashes of a request's full blocks."""
+    # Up to vLLM 0.10.0 the KV cache manager has them, from 0.10.1 on the request.
+    by_request = getattr(manager, "req_to_block_hashes", None)
 
     def hashes(request: Any) -> Sequence[Any]:
-        found = request.block_hashes if kept is None else kept.get(request.request_id, ())
+        if by_request is None:
+            found = request.block_hashes
+        else:
+            found = by_request.get(request.request_id, ())
         numbers = bool(found) and isinstance(found[0], tuple)
         return list(map(hash_bytes, found)) if numbers else found
 
@@ -144,7 +148,7 @@ def _reason(request: Any) -> int:
 
 
 def _description(request: Any, key: bytes) -> list[Any]:
-    """Its id, prompt tokens, adapter, tenant and priority, without the end that says nothing."""
+    """Id, prompt tokens, priority, adapter and tenant, without empty values at the end."""
     lora = request.lora_request
     salt = getattr(request, "cache_salt", None)
     described = [
@@ -160,7 +164,7 @@ def _description(request: Any, key: bytes) -> list[Any]:
 
 
 def _utf8(text: str) -> bytes:
-    """A client's text; half a surrogate pair, which has no bytes of its own, is spelled out."""
+    """A client's text as bytes; half a surrogate pair, which has none, is spelled out."""
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -172,19 +176,19 @@ def _number(digest: Any) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _prefix_ids(request: Any, key: bytes, told_by_content: int) -> bytes:
-    """Keyed digests of the prompt's first tokens, one a length of ``prefix_lengths`` that is not
-    told by content.
+def _prefix_ids(request: Any, key: bytes, unit: int) -> bytes:
+    """Keyed digests of the prompt's prefixes: one for each of the ``prefix_lengths`` that is no
+    multiple of the unit.
 
-    An adapter, a cache salt and the multimodal inputs that begin before a length's end are part
-    of it, as they are of vLLM's block hashes.
+    A digest covers the adapter, the cache salt and the multimodal inputs that begin within the
+    prefix, as vLLM's block hashes do.
     """
     tokens = request.prompt_token_ids
     if tokens is None:
         return b""
     lengths = prefix_lengths(len(tokens))
-    if told_by_content:
-        lengths = [length for length in lengths if length % told_by_content]
+    if unit:
+        lengths = [length for length in lengths if length % unit]
     if not lengths:
         return b""
     lora, salt = request.lora_request, getattr(request, "cache_salt", None)

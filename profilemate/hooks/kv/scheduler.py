@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for ``vllm.v1.core.sched.scheduler``: every Scheduler made is watched from then on."""
+"""Waits for ``vllm.v1.core.sched.scheduler``, and watches every Scheduler that is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profilemate.hooks.kv import watch
 
 
 def attach(module: Any) -> None:
-    """Watch each scheduler as soon as it is made, before it has handed out a block."""
+    """Watch each scheduler as soon as it is made, before it hands out any block."""
     wrapt.wrap_function_wrapper(module, "Scheduler.__init__", _after_init)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record the scheduler's steps: what each scheduled, for whom, and who came and went."""
+"""Record the scheduler's steps: what each scheduled, and for which requests."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from profilemate.record import encode
 from profilemate.record.recorder import Recorder
 
 REPEAT_NS = 250_000_000
-"""Steps that only repeat the last one are told this often; they may run a thousand a second."""
+"""How often steps are written that only repeat the last one. There may be a thousand a second."""
 
 Awaited = tuple[int, Any]
-"""A request that runs and has no token yet: its number, and itself."""
+"""A running request without a token so far, and its number before it."""
 
 
 class Steps:
-    """Writes one scheduler's step events. Holds the scheduler and its pools weakly.
+    """Records one scheduler's steps. Holds the scheduler and its pools weakly.
 
-    ``updating``: the results of a step are being processed.
+    ``updating``: vLLM is processing the results of a step.
     """
 
     def __init__(
@@ -54,22 +54,22 @@ class Steps:
         self._prefills: dict[str, int] = {}
         self._awaiting: list[Awaited] = []
         self._idle_signature: tuple[Any, ...] | None = None
-        self._repeat_told_ns = 0
+        self._last_written_ns = 0
         self.updating = False
 
     def forget_prefill(self, request_id: str) -> None:
-        """The request no longer computes a prompt: it was preempted or has ended."""
+        """The request was preempted or has ended, so its prompt is no longer computed."""
         self._prefills.pop(request_id, None)
 
     @property
     def has_news(self) -> bool:
-        """Whether something happened since the last step ended."""
+        """Whether there is an event since the last step ended."""
         return self._recorder.has_news
 
     def settle(self) -> None:
-        """Tell what happened outside a step at once: none may follow."""
+        """Have events outside a step written at once: no step may follow."""
         if not self.updating:
-            self._tell_update()
+            self._record_update()
             self._recorder.step_ended()
 
     def scheduled(self, output: Any, began: int, ended: int) -> None:
@@ -81,8 +81,8 @@ class Steps:
         signature = None
         if not tokens:
             events = recorder.under_way()
-            if all(kept[1] is Op.LOOKUP for kept in events):
-                signature = (running, waiting, [kept[-1] for kept in events])
+            if all(event[1] is Op.LOOKUP for event in events):
+                signature = (running, waiting, [event[-1] for event in events])
                 if signature == self._idle_signature:
                     self._repeat(ended)
                     return
@@ -91,25 +91,26 @@ class Steps:
         if self._requests.forgotten_by_steps:
             for request_id in output.finished_req_ids:
                 self.forget_prefill(request_id)
-                self._requests.forget(request_id, ended, is_told=not self._parts.requests.lost)
+                has_finished = not self._parts.requests.lost
+                self._requests.forget(request_id, ended, has_finished=has_finished)
         self._requests.looked_up.clear()
         requests = len(output.num_scheduled_tokens)
-        told = running, waiting, tokens, prefill_tokens, requests, *self._free_counts()
-        self._keep((encode.between, Op.STEP, began, ended, told))
+        numbers = running, waiting, tokens, prefill_tokens, requests, *self._free_counts()
+        self._keep((encode.between, Op.STEP, began, ended, numbers))
         recorder.step_ended()
-        self._repeat_told_ns = ended
-        recorder.hook_ns += time.monotonic_ns() - ended
+        self._last_written_ns = ended
+        recorder.costs.hook_ns += time.monotonic_ns() - ended
 
     def updated(self, began: int) -> None:
-        """The results of a step, which came in at ``began``, have been processed."""
+        """vLLM has processed the results of a step, which it got at ``began``."""
         self.updating = False
         if self._awaiting:
-            self._tell_first_tokens(began)
+            self._record_first_tokens(began)
         if self._recorder.has_news:
-            self._tell_update()
+            self._record_update()
             self._recorder.step_ended()
 
-    def _tell_first_tokens(self, began: int) -> None:
+    def _record_first_tokens(self, began: int) -> None:
         awaiting, first = [], []
         for number, request in self._awaiting:
             if request.num_output_tokens:
@@ -120,10 +121,10 @@ class Steps:
         if first:
             self._keep((encode.once, Op.FIRST_TOKEN, began, (len(first), *first)))
 
-    def _tell_update(self) -> None:
-        """Tell the scheduler's state outside a step."""
-        told = *self._counts(self._scheduler()), *self._free_counts()
-        self._keep((encode.once, Op.UPDATE, time.monotonic_ns(), told))
+    def _record_update(self) -> None:
+        """Record the scheduler's state outside a step."""
+        numbers = *self._counts(self._scheduler()), *self._free_counts()
+        self._keep((encode.once, Op.UPDATE, time.monotonic_ns(), numbers))
         self._idle_signature = None
 
     def _repeat(self, ended: int) -> None:
@@ -132,12 +133,12 @@ class Steps:
         self._requests.looked_up.clear()
         recorder.repeats += 1
         recorder.repeated_until_ns = ended
-        if ended - self._repeat_told_ns > REPEAT_NS:
+        if ended - self._last_written_ns > REPEAT_NS:
             recorder.step_ended()
-            self._repeat_told_ns = ended
+            self._last_written_ns = ended
 
     def _assign(self, scheduler: Any, output: Any) -> int:
-        """Tell whose the step's new blocks are; returns the tokens that computed prompts."""
+        """Record which requests got the step's new blocks; returns the step's prefill tokens."""
         scheduled = output.num_scheduled_tokens
         prefill_tokens = self._continue_prefills(scheduled) if self._prefills else 0
         for data in output.scheduled_new_reqs:
@@ -152,7 +153,7 @@ class Steps:
         if resumed is None:
             resumed = _resumed(cached)
         if resumed:
-            # They are a set, and the order in which they were scheduled is the list's.
+            # They are a set; the list has the order in which they were scheduled.
             for at, request_id in enumerate(ids):
                 if request_id in resumed:
                     computed = cached.num_computed_tokens[at]
@@ -175,15 +176,15 @@ class Steps:
         groups: Any,
         scheduled: dict[str, int],
     ) -> int:
-        """Tell that a request runs from now on; returns the tokens of its prompt in this step."""
+        """Record that a request runs from now on; returns its prefill tokens in this step."""
         number = self._requests.index.get(request_id)
         request = scheduler.requests[request_id]
         if number is None:
             number = self._requests.number(request, time.monotonic_ns())
         groups = _by_group(groups)
         if groups and self._tabled and number in self._requests.looked_up:
-            told = number, computed, len(groups[0])
-            self._keep((encode.untimed, Op.ADMIT_LOOKED_UP, told))
+            numbers = number, computed, len(groups[0])
+            self._keep((encode.untimed, Op.ADMIT_LOOKED_UP, numbers))
         else:
             # A model runner in this process goes on filling the lists.
             lists = [list(group) for group in groups or self._no_blocks]
@@ -198,7 +199,7 @@ class Steps:
         return min(tokens, left)
 
     def _continue_prefills(self, scheduled: dict[str, int]) -> int:
-        """The tokens that this step computes of prompts begun in earlier ones."""
+        """The step's tokens of prompts that earlier steps began."""
         total = 0
         for request_id, left in list(self._prefills.items()):
             tokens = scheduled.get(request_id, 0)
@@ -310,7 +311,7 @@ def _request_counts(scheduler: Any) -> tuple[int, int]:
 
 
 def _free_counts_of(pools: list[Any]) -> Callable[[], Sequence[int]]:
-    """What counts the free blocks of each of these pools, which it does not keep alive."""
+    """The function that counts the free blocks of each pool. It does not keep the pools alive."""
     counters = [(required_method(pool, "get_num_free_blocks"), reference(pool)) for pool in pools]
     if len(counters) > 1:
         return lambda: [count(pool()) for count, pool in counters]
@@ -319,10 +320,8 @@ def _free_counts_of(pools: list[Any]) -> Callable[[], Sequence[int]]:
 
 
 def _by_column(rows: list[Any]) -> Any:
-    """The running requests' data by column, where a release has it by request.
-
-    So has vLLM 0.8.5, and those after it up to the one that has ``req_ids``.
-    """
+    """The running requests' data by column, where a release has it by request, as vLLM 0.8.5 has
+    and all that follow it up to the first with ``req_ids``."""
     return SimpleNamespace(
         req_ids=[row.req_id for row in rows],
         new_block_ids=[_by_group(row.new_block_ids) for row in rows],
@@ -332,10 +331,10 @@ def _by_column(rows: list[Any]) -> Any:
 
 
 def _by_group(block_ids: Any) -> Any:
-    """Lists of block ids, one a group: vLLM 0.8.5, with its one group, has no list around it."""
+    """A list of block ids for each group. vLLM 0.8.5, with its one group, has no list around it."""
     return [block_ids] if block_ids and isinstance(block_ids[0], int) else block_ids
 
 
 def _resumed(cached: Any) -> set[str]:
-    """Ids of the requests that run again after a preemption, where a release has no set of them."""
+    """Ids of the requests that run again after a preemption, where a release has no such set."""
     return set(compress(cached.req_ids, getattr(cached, "resumed_from_preemption", ())))

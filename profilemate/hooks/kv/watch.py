@@ -22,7 +22,7 @@ _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch(scheduler: Any) -> None:
-    """Begin to record what this scheduler does. Never raises; says in one line why it cannot."""
+    """Begin to record what this scheduler does. Never raises; says why it cannot."""
     if scheduler in _watched:
         return
     settings = config.read(os.environ)
@@ -56,7 +56,7 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         place.founding.key,
         hashes_of(manager),
         hashes_on_finish=not facts.is_plain(scheduler),
-        told_by_content=facts.told_by_content(scheduler, pools),
+        prefix_unit=facts.prefix_unit(scheduler, pools),
     )
     parts = EngineParts(recorder, requests)
     recorded_steps = steps.Steps(scheduler, pools, recorder, parts, requests, tabled=tabled)
@@ -92,7 +92,7 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         targets.MANAGER: [manager],
         targets.SCHEDULER: [scheduler],
     }
-    recorder.status(methods=targets.told(owners, facts.versions()["vllm"] or ""))
+    recorder.status(methods=targets.attached_and_missing(owners, facts.versions()["vllm"] or ""))
     weakref.finalize(scheduler, recorder.close)
     launch.start(place.directory)
     if settings.verbose:
@@ -100,7 +100,7 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
 
 
 def _pools(manager: Any) -> list[Any]:
-    """The manager's block pools, its own first; a group may have one of its own."""
+    """The manager's block pools, its own first. A group may have another."""
     pools = [manager.block_pool]
     coordinator = getattr(manager, "coordinator", None)
     for group in getattr(coordinator, "single_type_managers", ()):

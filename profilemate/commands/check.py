@@ -204,7 +204,7 @@ def _summary(session: Session) -> Summary:
     doubts = consistency.contradictions(found)
     if doubts:
         raise SessionError(
-            f"{session.directory} cannot be checked: "
+            f"{found.session.directory} cannot be checked: "
             + "; ".join(doubts)
             + "; put its files back, or record again"
         )

@@ -94,6 +94,13 @@ def busy(session: SessionBuilder) -> None:
     )
 
 
+def test_a_page_has_a_long_name_in_one_piece(session: SessionBuilder) -> None:
+    busy(session)
+    summary = summarize(open_session(session.folder))
+    page = html.render(summary, series.measure(open_session(session.folder), summary))
+    assert f"<dd>organisation/{'long-model-name-' * 8} (" in page
+
+
 def test_both_hit_rates_are_named(session: SessionBuilder) -> None:
     eight_alike(session)
     rendered = text_of(session)

@@ -297,12 +297,12 @@ def _replayed(
 ) -> Replayed:
     """What comes of the configurations, of which the first is the baseline."""
     from analysis.whatif.replayed import Failure, Replayed
-    from profilemate.simulation.processes import replay
+    from profilemate.simulation.processes import simulate
     from profilemate.simulation.worker import Done
 
     workload = task.workload
     with _progress([one.label for one in tried], len(workload)) as told:
-        results = replay(task, tried, jobs, told)
+        results = simulate(task, tried, jobs, told)
     outcomes = [
         one.figures.outcome(configuration) if isinstance(one, Done) else None
         for configuration, one in zip(tried, results, strict=True)

@@ -57,14 +57,16 @@ TARGETS: tuple[Target, ...] = (
     Target(*POOL, "get_new_blocks", "allocations and evictions", "blocks"),
     Target(*POOL, "touch", "reuse", "blocks"),
     Target(*POOL, "free_blocks", "frees", "blocks"),
-    Target(*POOL, "cache_full_blocks", "what becomes reusable", "blocks"),
+    Target(*POOL, "cache_full_blocks", "which contents are cached", "blocks"),
     Target(*POOL, "get_num_free_blocks", "usage", "blocks"),
     Target(*POOL, "reset_prefix_cache", "resets of the prefix cache"),
     Target(*POOL, "evict_blocks", "explicit evictions", since="0.13"),
     Target(*POOL, "cache_partial_block", "contents that end inside a block", since="0.24"),
     Target(*POOL, "move_block_hashes", "contents that move to another block", since="0.26"),
     Target(*POOL, "unpin_blocks", "frees of pinned blocks", since="0.30"),
-    Target(*MANAGER, "free", "who gives blocks up, and with it the kv_cache tables", "frees"),
+    Target(
+        *MANAGER, "free", "which request frees blocks, and with it the kv_cache tables", "frees"
+    ),
     Target(*MANAGER, "get_computed_blocks", "prefix-cache lookups", "lookups"),
     Target(
         *MANAGER,

@@ -24,7 +24,7 @@ class Contents:
     Args:
         workload: the requests.
         prefixes: for each request an id of its prompt's first ``UNIT`` tokens, of the first two
-            units, and so on. They tell contents apart that differ within a block.
+            units, and so on. They distinguish contents that differ within a block.
 
     """
 

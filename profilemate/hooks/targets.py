@@ -64,9 +64,7 @@ TARGETS: tuple[Target, ...] = (
     Target(*POOL, "cache_partial_block", "contents that end inside a block", since="0.24"),
     Target(*POOL, "move_block_hashes", "contents that move to another block", since="0.26"),
     Target(*POOL, "unpin_blocks", "frees of pinned blocks", since="0.30"),
-    Target(
-        *MANAGER, "free", "which request frees blocks, and with it the kv_cache tables", "frees"
-    ),
+    Target(*MANAGER, "free", "which request frees blocks, for all kv_cache tables", "frees"),
     Target(*MANAGER, "get_computed_blocks", "prefix-cache lookups", "lookups"),
     Target(
         *MANAGER,

@@ -146,12 +146,12 @@ def _outcomes(
 ) -> Replayed:
     """Simulate the configurations, of which the first is the recorded one."""
     from analysis.whatif.replayed import Failure, Replayed
-    from profilemate.simulation.processes import replay
+    from profilemate.simulation.processes import simulate
     from profilemate.simulation.worker import Done
 
     workload = task.workload
     with bars([one.label for one in tried], len(workload)) as progress:
-        results = replay(task, tried, jobs, progress)
+        results = simulate(task, tried, jobs, progress)
     outcomes = [
         one.figures.outcome(configuration) if isinstance(one, Done) else None
         for configuration, one in zip(tried, results, strict=True)

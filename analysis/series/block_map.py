@@ -42,7 +42,7 @@ class BlockMap:
     column a bin of time.
 
     ``used``: the percentage of a cell's block-seconds in which requests used the block. ``kept``:
-    the percentage in which it was cached. ``told_share``: the share of the pool's block-seconds
+    the percentage in which it was cached. ``known_share``: the share of the pool's block-seconds
     that both cover, from 0 to 1.
     """
 
@@ -51,7 +51,7 @@ class BlockMap:
     blocks_per_row: int
     used: tuple[tuple[int, ...], ...]
     kept: tuple[tuple[int, ...], ...]
-    told_share: float
+    known_share: float
 
 
 @dataclass
@@ -113,7 +113,7 @@ class BlockMapTally:
             blocks_per_row=self._blocks_per_row,
             used=self._percent(used),
             kept=self._percent(kept),
-            told_share=min(known / observed, 1.0),
+            known_share=min(known / observed, 1.0),
         )
 
     def _seconds_since(self, ends: pl.DataFrame) -> pl.Series:

@@ -39,8 +39,8 @@ class Depth:
 
 @dataclass(frozen=True)
 class Depths:
-    """An entry for each depth that a prompt has. ``block_size``: tokens in a block, None where there
-    is no prompt, or where engines differ; then ``depths`` is empty."""
+    """An entry for each depth that a prompt has. ``block_size``: tokens in a block; None, with no
+    depth, where there is no prompt or where engines differ."""
 
     depths: tuple[Depth, ...]
     block_size: int | None

@@ -36,7 +36,7 @@ def measure(session: Session) -> MissRatioCurve:
         found = workload.of_session(session, most_blocks=MOST_BLOCKS)
     except workload.NothingToTry as error:
         return MissRatioCurve(None, str(error))
-    if not found.told:
+    if not found.has_contents:
         return MissRatioCurve(None, "Prefix caching was off: no request has a content id.")
     own = found.measured.num_blocks if found.measured else None
     enough = fast.enough(found)

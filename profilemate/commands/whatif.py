@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from analysis.tables.session import Session
     from analysis.whatif.clock import StepTime
     from analysis.whatif.configuration import Choices, Configuration
-    from analysis.whatif.replayed import Replayed
+    from analysis.whatif.simulated import Simulated
     from analysis.whatif.workload import Workload
     from profilemate.simulation.worker import Task
 
@@ -202,7 +202,7 @@ def _exact(
     step_ms: float | None,
     jobs: int,
     warm_up: tuple[float, int],
-) -> Replayed:
+) -> Simulated:
     from analysis.whatif import arrivals, configuration, prefixes
     from profilemate.simulation.worker import Task
 
@@ -217,7 +217,7 @@ def _exact(
     if not any(named.values()) and workload.measured is not None:
         choices = _choices({"blocks": DEFAULT_BLOCKS})
     base, notes = configuration.recorded(workload, choices)
-    others = configuration.configurations(base, choices, told=workload.told)
+    others = configuration.configurations(base, choices, has_contents=workload.has_contents)
     step_time, guessed = _step_time(step_ms, session, base)
     if session is not None:
         workload = arrivals.estimated(session, workload, step_time)
@@ -294,9 +294,9 @@ def _jobs(asked: int | None) -> int:
 
 def _replayed(
     task: Task, tried: tuple[Configuration, ...], notes: tuple[str, ...], jobs: int
-) -> Replayed:
+) -> Simulated:
     """What comes of the configurations, of which the first is the baseline."""
-    from analysis.whatif.replayed import Failure, Replayed
+    from analysis.whatif.simulated import Failure, Simulated
     from profilemate.simulation.processes import replay
     from profilemate.simulation.worker import Done
 
@@ -315,7 +315,7 @@ def _replayed(
     if len(failures) == len(tried):
         raise SessionError(f"nothing could be replayed: {failures[0].reason}")
     measured = workload.measured
-    return Replayed(
+    return Simulated(
         name=workload.name,
         requests=len(workload),
         engines=len(workload.engines),

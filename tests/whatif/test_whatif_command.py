@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from analysis.whatif.replayed import Failure, Replayed
 
 from analysis.renderers.text import whatif as text
 from analysis.whatif.clock import StepTime
 from analysis.whatif.outcome import Outcome
-from analysis.whatif.replayed import Failure, Replayed
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.whatif.test_exact_configuration import SCHEDULER
@@ -244,8 +244,8 @@ def test_the_text_says_what_is_measured_and_what_replayed() -> None:
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     for line in (
         "as it ran measured 999 25.00 % 500",
-        "as recorded replayed 999 25.12 % 500",
-        "2x blocks replayed 999 40.00 % 500",
+        "as recorded simulated 999 25.12 % 500",
+        "2x blocks simulated 999 40.00 % 500",
         "2x blocks 7 1,234 88 500.0 ms n/a",
         "2x blocks: 2 requests can never fit into the pool, and took no part.",
         "- something was not recorded",

@@ -32,7 +32,7 @@ def charts(report: Report) -> Iterator[Chart]:
     words = (
         f"Rebuilt from {evictions:,} evictions, so blocks count only up to their last eviction: "
         "what is free, or still there at the end, is not told. "
-        f"They tell of {share(found.told_share)} of the pool's time; the rest is grey. A cell is "
+        f"They tell of {share(found.known_share)} of the pool's time; the rest is grey. A cell is "
         f"{neighbours} over {seconds(report.series.bins.width_sec)}; pauses between two uses count "
         f"as use.{several}"
     )

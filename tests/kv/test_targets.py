@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of the methods that are watched, on objects of vLLM's shape."""
+"""What is found of the methods that are watched, on objects of vLLM's shape."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Elastic:
 def test_attached_and_missing() -> None:
     pool = Elastic()
     undo = put(pool, "touch", lambda blocks: None)
-    told = targets.attached_and_missing({targets.POOL: [pool]}, "0.23.0")
-    assert told["attached"] == ["Elastic.touch"]
+    found = targets.attached_and_missing({targets.POOL: [pool]}, "0.23.0")
+    assert found["attached"] == ["Elastic.touch"]
     # What is there and not watched is neither; partial blocks came later than this release.
-    assert told["missing"]["Elastic.evict_blocks"] == "explicit evictions"
-    assert "Elastic.reset_prefix_cache" not in told["missing"]
-    assert "Elastic.cache_partial_block" not in told["missing"]
+    assert found["missing"]["Elastic.evict_blocks"] == "explicit evictions"
+    assert "Elastic.reset_prefix_cache" not in found["missing"]
+    assert "Elastic.cache_partial_block" not in found["missing"]
     assert (
         "Elastic.cache_partial_block"
         in targets.attached_and_missing({targets.POOL: [pool]}, "0.24")["missing"]

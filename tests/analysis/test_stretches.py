@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of blocks that requests have in common, against a look at each block."""
+"""Stretches of blocks that requests share, against a look at each block."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ requests = st.tuples(
 )
 
 
-def prompts(told: Sequence[Request]) -> Prompts:
-    """What ``analysis.prefix.prompts`` makes of such requests, as far as pieces are told by it."""
+def prompts(asking: Sequence[Request]) -> Prompts:
+    """What ``analysis.prefix.prompts`` makes of such requests, as far as stretches need it."""
     rows = [
         (content * ENGINES + engine, number, index, index < made, index < prompt)
-        for number, (contents, made, prompt, _, engine) in enumerate(told)
+        for number, (contents, made, prompt, _, engine) in enumerate(asking)
         for index, content in enumerate(contents)
     ]
     schema = {
@@ -44,12 +44,12 @@ def prompts(told: Sequence[Request]) -> Prompts:
     }
     asked = pl.DataFrame(
         {
-            "request": range(len(told)),
-            "block_size": [BLOCK] * len(told),
-            "in_window": [number % 3 > 0 for number in range(len(told))],
+            "request": range(len(asking)),
+            "block_size": [BLOCK] * len(asking),
+            "in_window": [number % 3 > 0 for number in range(len(asking))],
             # A last token beyond the prompt's full blocks.
-            "query_tokens": [BLOCK * prompt + 1 for _, _, prompt, _, _ in told],
-            "hit_tokens": [BLOCK * found for _, _, _, found, _ in told],
+            "query_tokens": [BLOCK * prompt + 1 for _, _, prompt, _, _ in asking],
+            "hit_tokens": [BLOCK * found for _, _, _, found, _ in asking],
         },
         schema={
             "request": pl.UInt32,
@@ -68,8 +68,8 @@ def prompts(told: Sequence[Request]) -> Prompts:
 # Contents that follow others than elsewhere, as no prompt of vLLM's has them.
 @example([([1, 2], 2, 2, 0, 0), ([2, 1], 2, 2, 0, 0)])
 @example([([1, 2, 3], 3, 3, 0, 0), ([1, 3, 2], 3, 3, 0, 0)])
-def test_what_holds_for_one_block_of_a_piece_holds_for_all(told: list[Request]) -> None:
-    known = prompts(told)
+def test_what_holds_for_one_block_of_a_stretch_holds_for_all(asking: list[Request]) -> None:
+    known = prompts(asking)
     found = stretches.in_common(known)
     keys = known.contents["key"].to_list()
     blocks = [
@@ -78,10 +78,10 @@ def test_what_holds_for_one_block_of_a_piece_holds_for_all(told: list[Request]) 
         for offset in range(row["blocks"])
     ]
     users: defaultdict[int, set[int]] = defaultdict(set)
-    for number, (contents, *_) in enumerate(told):
+    for number, (contents, *_) in enumerate(asking):
         for content in contents:
             users[content].add(number)
-    # Each block that several requests have is in one piece, with what its request did with it.
+    # Each block that several requests have is in one stretch, with what its request did with it.
     expected = {
         (number, index): (
             content * ENGINES + engine,
@@ -90,7 +90,7 @@ def test_what_holds_for_one_block_of_a_piece_holds_for_all(told: list[Request]) 
             number % 3 > 0 and index < prompt,
             index < hit,
         )
-        for number, (contents, made, prompt, hit, engine) in enumerate(told)
+        for number, (contents, made, prompt, hit, engine) in enumerate(asking)
         for index, content in enumerate(contents)
         if len(users[content]) > 1
     }
@@ -101,8 +101,8 @@ def test_what_holds_for_one_block_of_a_piece_holds_for_all(told: list[Request]) 
     }
     assert len(blocks) == len(seen)
     assert seen == expected
-    # On an engine a content has the same place in the same piece, whoever has it.
-    places = {(key, piece, offset) for _, _, key, piece, offset, _ in blocks}
+    # On an engine a content has the same place in the same stretch, whoever has it.
+    places = {(key, stretch, offset) for _, _, key, stretch, offset, _ in blocks}
     assert len(places) == len({key for key, _, _ in places})
     assert all(
         row["last_key"] == key for *_, key, _, offset, row in blocks if offset + 1 == row["blocks"]

@@ -49,13 +49,13 @@ def measure(options: Options) -> list[Result]:
     pairs = []
     for number in range(options.repeats):
         bare, summary = scan(session), summarize(session)
-        progress(f"{number + 1} of {options.repeats}: summary {told(summary)}, scan {told(bare)}")
+        progress(f"{number + 1} of {options.repeats}: summary {shown(summary)}, scan {shown(bare)}")
         pairs.append((bare, summary))
     page = report(session)
-    progress(f"report {told(page)}")
+    progress(f"report {shown(page)}")
     bare, summary = pairs[len(pairs) // 2]
     size = sum(path.stat().st_size for path in session.iterdir()) / 1e6
-    note = f"{size:,.0f} MB; summary {told(summary)}, scan {told(bare)}"
+    note = f"{size:,.0f} MB; summary {shown(summary)}, scan {shown(bare)}"
     wall = [full.wall_sec / bare.wall_sec for bare, full in pairs]
     cpu = [full.cpu_sec / bare.cpu_sec for bare, full in pairs]
     peaks = [full.peak_bytes / 1e9 for _, full in pairs]
@@ -63,7 +63,7 @@ def measure(options: Options) -> list[Result]:
         middle("analyzer: time", wall, "× a bare scan", TIME, note),
         middle("analyzer: processor time", cpu, "× a bare scan", TIME, ""),
         middle("analyzer: memory", peaks, "GB", MEMORY, ""),
-        middle("analyzer: report", [page.wall_sec], "s", REPORT, told(page)),
+        middle("analyzer: report", [page.wall_sec], "s", REPORT, shown(page)),
     ]
 
 
@@ -89,7 +89,7 @@ def _measured(*arguments: str) -> Usage:
     return measured([sys.executable, *arguments], environ, environment.ROOT)
 
 
-def told(usage: Usage) -> str:
+def shown(usage: Usage) -> str:
     return (
         f"{usage.wall_sec:.1f} s ({usage.cpu_sec:.1f} s of processors, "
         f"{usage.peak_bytes / 1e9:.2f} GB)"

@@ -2,7 +2,7 @@
 """Whether the engine's memory stays flat: python -m benchmarks.engine_memory
 
 vLLM's real scheduler is driven through many short requests in a process of its own, with and
-without recording, in turn. Each time all requests so far have ended, the process tells its
+without recording, in turn. Each time all requests so far have ended, the process reports its
 resident memory and how many objects Python has allocated. What memory grew by between the first
 quarter and the end, a request, with recording less without, is what counts. The pool is small,
 so that all of its blocks have been used many times over in the first quarter.

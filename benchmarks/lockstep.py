@@ -51,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Side:
-    """One of two schedulers: what it is made with, and how to tell that that was at work.
+    """One of two schedulers: what it is made with, and how to check that it was at work.
 
     ``check`` gets the scheduler's number of steps and what ``collect`` returned for the outputs
     of each step, once the scheduler has ended; it raises BenchmarkError, or returns nanoseconds of

@@ -33,7 +33,7 @@ def recorded(passes: Sequence[int], number: int = 1) -> list[Path]:
     """Sessions with the trace run so many times over, with other contents each time.
 
     They are made once for each state of the code that records, and are not to be changed. The
-    ``number`` tells recordings of the same from each other.
+    ``number`` sets recordings of the same load apart.
 
     Raises:
         BenchmarkError: they could not be recorded.

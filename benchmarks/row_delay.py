@@ -3,8 +3,8 @@
 
 vLLM's real scheduler takes 5,000 steps a second with one request running, recorded, and the
 collector follows as it does beside any engine. This process watches kv_cache_usage.csv and
-scheduler_steps.csv grow: a row's delay is the moment it was seen in the file less the time that
-it tells. The longest of all rows counts, if this machine can take steps at that rate.
+scheduler_steps.csv grow: a row's delay is the moment it was seen in the file less the time in
+the row. The longest of all rows counts, if this machine can take steps at that rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TARGET = Target(1.0)
 TABLES = ("scheduler_steps.csv", "kv_cache_usage.csv")
 LOOK_SEC = 0.01
 REACHED = 0.95
-"""Less of the rate than this would tell nothing of the target."""
+"""Less of the rate than this would say nothing of the target."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,11 +75,11 @@ def watch(rate: int, seconds: float) -> tuple[list[float], float]:
         known = sessions.wait_until_complete(sessions.only(base))
         done = json.loads(said)
     origin = datetime.fromisoformat(known["started_at"].replace("Z", "+00:00")).timestamp()
-    return [when - origin - told for when, told in seen], done["steps"] / done["seconds"]
+    return [when - origin - stamp for when, stamp in seen], done["steps"] / done["seconds"]
 
 
 def rows(base: Path, driver: subprocess.Popen[str]) -> Iterator[tuple[float, float]]:
-    """When each new row was seen (seconds since 1970), and the time that it tells.
+    """When each new row was seen (seconds since 1970), and the time in it.
 
     Looks until the driver has ended and nothing new has come for a while.
     """

@@ -3,7 +3,7 @@
 
 Starts `python -c pass` many times, with the repository on PYTHONPATH and without, in turn, from
 start to end. The difference of the fastest starts counts, and the median of the paired
-differences is told beside it. The whole is repeated for its spread. Then the modules that the
+differences is shown beside it. The whole is repeated for its spread. Then the modules that the
 two have loaded are compared: ours aside, there must be none that the other does not have.
 """
 

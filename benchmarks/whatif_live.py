@@ -2,8 +2,8 @@
 """How true is ``profilemate whatif`` of a live engine? python -m benchmarks.whatif_live
 
 Runs ``vllm serve`` twice, on CPUs, with N and with twice as many blocks, and sends both the same
-requests at the same times: prompts of families that share a prefix, chosen at random. Replays
-each session at both sizes, and prints what the replay says beside what the live engine did.
+requests at the same times: prompts of families that share a prefix, chosen at random. Simulates
+each session at both sizes, and prints what comes of it beside what the live engine did.
 """
 
 from __future__ import annotations
@@ -100,17 +100,17 @@ def _send(port: int, requests: list[Request]) -> None:
 def _table(sessions: dict[int, Path], model: Path) -> Any:
     from profilemate.simulation.parts import write_model
     from profilemate.simulation.worker import ENVIRONMENT
-    from tests.whatif.replaying import Recorded
+    from tests.whatif.simulating import Recorded
 
     os.environ.update(ENVIRONMENT)
     write_model(model)
     sources = {blocks: Recorded(session) for blocks, session in sessions.items()}
-    yield "| replayed at | recorded at | hit rate | evictions | preemptions | steps | queue mean |"
+    yield "| simulated at | recorded at | hit rate | evictions | preemptions | steps | queue mean |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for blocks in sources:
         yield _row(blocks, "live", sources[blocks].measured)
         for recorded_at, source in sources.items():
-            yield _row(blocks, f"{recorded_at} blocks", source.replay(model, blocks))
+            yield _row(blocks, f"{recorded_at} blocks", source.simulate(model, blocks))
     for blocks, source in sources.items():
         yield f"{blocks} blocks: {source.step_time}"
 

@@ -2,8 +2,8 @@
 """How true is ``profilemate whatif``? python -m benchmarks.whatif_truth
 
 Drives vLLM's scheduler with the Mooncake trace's head at several settings and records each run,
-then replays every recorded session at the settings of all others. Prints the tables of
-docs/whatif.md: what the replay says, beside what vLLM counted when it really ran so.
+then simulates every recorded session at the settings of all others. Prints the tables of
+docs/whatif.md: what the simulation says, beside what vLLM counted when it really ran so.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Setting:
-    """A run of the scheduler: its pool as vLLM counts it, and what else it is told."""
+    """A run of the scheduler: its pool as vLLM counts it, and its other settings."""
 
     blocks: int
-    told: dict[str, int] = field(default_factory=dict)
+    others: dict[str, int] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        others = "".join(f", {name.replace('_', ' ')} {n}" for name, n in self.told.items())
+        others = "".join(f", {name.replace('_', ' ')} {n}" for name, n in self.others.items())
         return f"{self.blocks:,} blocks{others}"
 
 
@@ -73,20 +73,20 @@ def main() -> None:
 
 def _table(name: str, scratch: Path, limit: int | None) -> Iterator[str]:
     from tests.support.scheduler import write_model
-    from tests.whatif.replaying import Recorded
+    from tests.whatif.simulating import Recorded
 
     group, model = GROUPS[name], write_model(scratch / "model")
     truths = {
         setting.label: _really(group, setting, model, scratch, limit) for setting in group.settings
     }
-    yield f"{name}: recorded at, replayed at | hit rate: true, replayed | evictions | preemptions"
+    yield f"{name}: recorded at, simulated at | hit rate: true, simulated | evictions | preemptions"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for recorded_at, source in truths.items():
         recorded = Recorded(source.session)
         for setting in group.settings:
             truth = truths[setting.label]
-            seqs = {"max_num_seqs": 64, "block_size": 16} | setting.told
-            found = recorded.replay(model, setting.blocks, **seqs)
+            seqs = {"max_num_seqs": 64, "block_size": 16} | setting.others
+            found = recorded.simulate(model, setting.blocks, **seqs)
             cells = (
                 recorded_at,
                 setting.label,
@@ -105,7 +105,7 @@ def _really(group: Group, setting: Setting, model: Path, scratch: Path, limit: i
     from tests.support.scheduler import RequestMaker, trace_requests
     from tests.whatif import truth
 
-    make = RequestMaker(setting.told.get("block_size", 16))
+    make = RequestMaker(setting.others.get("block_size", 16))
     arrivals = [(at / group.speed, request) for at, request in trace_requests(make, limit)]
     found = truth.run(
         model,
@@ -113,7 +113,7 @@ def _really(group: Group, setting: Setting, model: Path, scratch: Path, limit: i
         setting.blocks,
         step_sec=truth.device,
         requests=arrivals,
-        **setting.told,
+        **setting.others,
     )
     print(f"    ran at {setting.label}", file=sys.stderr, flush=True)
     return found

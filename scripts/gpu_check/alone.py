@@ -49,11 +49,11 @@ def check_counts(report: Report, folder: Path) -> None:
             works.append(made.tolist() == [float(REPLAYS + number - 1)] * size)
     report.check("replays do what was captured", works, [True] * len(SIZES))
     report.check("captures", len(recorded.events(Op.CAPTURE)), len(SIZES))
-    told = Counter[int]()
+    replays = Counter[int]()
     for _, entry, graphs, *_ in recorded.events(Op.REPLAY):
-        told[entry] += graphs
+        replays[entry] += graphs
     wanted = {number + 1: REPLAYS + number for number in range(len(SIZES))}
-    report.check("replays by graph", dict(told), wanted)
+    report.check("replays by graph", dict(replays), wanted)
     unhooked = not hasattr(torch.cuda.CUDAGraph.replay, "__wrapped__")
     report.hold("torch is as it was afterwards", unhooked, "CUDAGraph.replay is torch's own")
 

@@ -65,7 +65,7 @@ def _runner(graph_class: type[Any], pieces: int) -> Runner:
     graphs = [_captured(graph_class) for _ in range(pieces)]
     for graph in graphs:
         if hasattr(graph, "_profilemate_entry"):
-            # As the pieces of a model, which are told with its execution.
+            # As the pieces of a model, which are recorded with its execution.
             graph._profilemate_entry = graphs[0]._profilemate_entry
             graph._profilemate_entry.of_model = True
 

@@ -37,13 +37,13 @@ class Recording:
         executions.watch(runner, executions.Executions(self.graphs))
 
     def close(self) -> None:
-        """Tell what is left to tell, and take the hooks away."""
+        """Record what is left, and take the hooks away."""
         torch.cuda.synchronize()
         self.graphs.close()
         self.recorder.close()
 
     def events(self, op: Op) -> list[tuple[Any, ...]]:
-        """What was told by this op, in order."""
+        """The events of this op, in order."""
         found: list[tuple[Any, ...]] = []
         reader = JournalReader(self.journal)
         while frames := reader.read():

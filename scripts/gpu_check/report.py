@@ -9,7 +9,7 @@ WIDTH = 34
 
 
 class Report:
-    """Prints each line at once; ``failed`` tells whether any check did."""
+    """Prints each line at once; ``failed`` says whether any check did."""
 
     def __init__(self) -> None:
         self.failed = False

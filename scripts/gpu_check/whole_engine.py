@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a whole engine of vLLM's run as before, and do the tables tell what it did?
+"""Does a whole engine of vLLM's run as before, and do the tables say what it did?
 
 The program, and what counts independently in its process, are those of tests/cuda.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is what vLLM's real CUDAGraphWrapper captures and replays told with its mode and batch?"""
+"""Is what vLLM's real CUDAGraphWrapper captures and replays recorded with its mode and batch?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PADDING = 1
 
 
 def check(report: Report, folder: Path) -> None:
-    """Capture each size whole and in pieces, replay it, and read what was told."""
+    """Capture each size whole and in pieces, replay it, and read what was recorded."""
     try:
         from vllm import _custom_ops  # noqa: F401 (loads the kernels that the wrapper calls)
         from vllm.config import CUDAGraphMode

@@ -16,7 +16,7 @@ BLOCK_SIZE = 16
 
 
 def build_scheduler(model: Path, blocks: int, **arguments: Any) -> Any:
-    """A Scheduler over a pool of so many blocks; one group of full attention unless told."""
+    """A Scheduler over a pool of so many blocks; one group of full attention by default."""
     settings = {
         "block_size": BLOCK_SIZE,
         "max_model_len": 1024,
@@ -81,7 +81,7 @@ def answer(scheduler: Any, output: Any) -> Any:
     for name, drafts in output.scheduled_spec_decode_tokens.items():
         _accept(results, name, _accepted(scheduler.requests[name], len(drafts)))
     if scheduler.connector is not None:
-        _tell_transfers(results, *scheduler.connector.take_finished())
+        _report_transfers(results, *scheduler.connector.take_finished())
     return results
 
 
@@ -100,15 +100,15 @@ def _accept(results: Any, name: str, drafts: int) -> None:
     )
 
 
-def _tell_transfers(results: Any, sent: set[str], received: set[str]) -> None:
+def _report_transfers(results: Any, sent: set[str], received: set[str]) -> None:
     import vllm.v1.outputs as outputs
 
-    told = {"finished_sending": sent or None, "finished_recving": received or None}
+    transfers = {"finished_sending": sent or None, "finished_recving": received or None}
     if hasattr(outputs, "KVConnectorOutput"):
-        results.kv_connector_output = outputs.KVConnectorOutput(**told)
+        results.kv_connector_output = outputs.KVConnectorOutput(**transfers)
     else:
         # Up to 0.10.1.1.
-        vars(results).update(told)
+        vars(results).update(transfers)
 
 
 def draft(scheduler: Any, count: int) -> None:

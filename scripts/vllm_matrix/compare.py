@@ -22,9 +22,9 @@ _STATE = ("num_blocks", "cached_blocks", "free_blocks")
 def differences(session: Path, seen: dict[str, Any]) -> Iterator[str]:
     """Where the tables differ from ``seen``, which is a case's counts.json: one line for each."""
     yield from _metadata(json.loads((session / "metadata.json").read_text()))
-    for what, told, counted in _pairs(session, seen):
-        if told != counted:
-            yield f"{what}: {_difference(told, counted)}"
+    for what, written, counted in _pairs(session, seen):
+        if written != counted:
+            yield f"{what}: {_difference(written, counted)}"
     if any(pool["cached"] for pool in seen["pools"]):
         yield from _contents(_requests(session), seen["prompts"])
 
@@ -66,8 +66,8 @@ def _pairs(session: Path, seen: dict[str, Any]) -> Iterator[tuple[str, Any, Any]
     """What is compared, what the tables say, and what was counted."""
     for number, counted in enumerate(seen["pools"]):
         where = f" of pool {number}" if len(seen["pools"]) > 1 else ""
-        for what, told, counts in _pairs_of_pool(session, str(number), counted):
-            yield what + where, told, counts
+        for what, written, counts in _pairs_of_pool(session, str(number), counted):
+            yield what + where, written, counts
     steps = [row for row in _rows(session, "scheduler_steps") if row["scheduled_tokens"] != "0"]
     lookups = [row for row in _rows(session, "prefix_cache_lookups") if row["admitted"] == "1"]
     requests = {row["request_id"]: row for row in _requests(session)}
@@ -118,10 +118,10 @@ def _pairs_of_pool(
     states = [tuple(int(row[name]) for name in _STATE) for row in usage]
     counted_states = [tuple(state[:3]) for state in seen["states"]]
     yield "states of the pool", [state for state, _ in groupby(states)], counted_states
-    told_usage = dict(zip(states, (row["usage_pct"] for row in usage), strict=True))
+    written_usage = dict(zip(states, (row["usage_pct"] for row in usage), strict=True))
     yield (
         "usage_pct by state of the pool",
-        told_usage,
+        written_usage,
         {tuple(state[:3]): f"{state[3]:.2f}" for state in seen["states"]},
     )
 
@@ -143,15 +143,15 @@ def _requests(session: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
 
 
-def _difference(told: Any, counted: Any) -> str:
+def _difference(written: Any, counted: Any) -> str:
     """The first place in which they differ."""
-    if isinstance(told, dict):
-        for name in sorted(told.keys() | counted.keys()):
-            if told.get(name) != counted.get(name):
-                return f"{told.get(name)} in the tables, {counted.get(name)} counted, of {name}"
-    if isinstance(told, list):
-        for at, (mine, other) in enumerate(zip(told, counted, strict=False)):
+    if isinstance(written, dict):
+        for name in sorted(written.keys() | counted.keys()):
+            if written.get(name) != counted.get(name):
+                return f"{written.get(name)} in the tables, {counted.get(name)} counted, of {name}"
+    if isinstance(written, list):
+        for at, (mine, other) in enumerate(zip(written, counted, strict=False)):
             if mine != other:
                 return f"{mine} in the tables, {other} counted, at {at}"
-        return f"{len(told)} in the tables, {len(counted)} counted"
-    return f"{told} in the tables, {counted} counted"
+        return f"{len(written)} in the tables, {len(counted)} counted"
+    return f"{written} in the tables, {counted} counted"

@@ -32,7 +32,7 @@ class Counts:
     """Blocks of one pool, by what happened to them.
 
     ``evicted`` has the ids of blocks that lost a content, in order. ``states`` are those of the
-    pool at the ends of the scheduler's half steps, each told once.
+    pool at the ends of the scheduler's half steps, each once.
     """
 
     allocated: int = 0

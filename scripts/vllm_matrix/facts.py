@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does this release do where releases differ, and profilemate or its reader has to know?
 
-Each fact is found by driving the release, and told in a few words, so that two releases that do
+Each fact is found by driving the release, and said in a few words, so that two releases that do
 the same say the same. docs/releases.md lists between which releases the words change.
 """
 
@@ -343,10 +343,10 @@ FACTS: dict[str, Callable[[Path], str]] = {
 
 def observe(model: Path) -> dict[str, str]:
     """What this release does, by fact."""
-    return {name: _told(fact, model) for name, fact in FACTS.items()}
+    return {name: _found(fact, model) for name, fact in FACTS.items()}
 
 
-def _told(fact: Callable[[Path], str], model: Path) -> str:
+def _found(fact: Callable[[Path], str], model: Path) -> str:
     """One that cannot be found out takes no other with it."""
     try:
         return fact(model)

@@ -62,13 +62,13 @@ def changes(results: Sequence[Result]) -> Iterator[tuple[str, str, str, str, str
 
 def facts_of(version: str, path: Path = ROOT / NAME) -> dict[str, str]:
     """What the page says of this release, by fact."""
-    told: dict[str, str] = {}
+    found: dict[str, str] = {}
     for row in _rows(path)[1]:
         name, _, before, since, after = (cell.strip() for cell in row.strip("|").split(" | "))
-        told.setdefault(name, before)
+        found.setdefault(name, before)
         if _numbers(since) <= _numbers(version):
-            told[name] = after
-    return told
+            found[name] = after
+    return found
 
 
 def _rows(path: Path) -> tuple[dict[str, str], list[str]]:

@@ -9,8 +9,8 @@ from tests.analysis.builder import SessionBuilder
 
 
 @pytest.fixture(params=[100, 10_000])
-def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are read in pieces of so many bytes: of a row or three, or of a few hundred."""
+def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are read in chunks of so many bytes: of a row or three, or of a few hundred."""
     monkeypatch.setattr("analysis.tables.reading._CHUNK", request.param)
 
 

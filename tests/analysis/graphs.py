@@ -122,10 +122,10 @@ def mixed(session: SessionBuilder) -> None:
 
 
 def on_the_gpu(session: SessionBuilder) -> None:
-    """Something of everything that is told of a GPU: two workers, one of which has less memory,
+    """Something of everything that is recorded of a GPU: two workers, one of which has less memory,
     times on the GPU, and sampled memory."""
     mixed(session)
-    told = {
+    memory = {
         "total_bytes": 80 * GIB,
         "requested_bytes": 72 * GIB,
         "weights_bytes": 16 * GIB,
@@ -138,7 +138,7 @@ def on_the_gpu(session: SessionBuilder) -> None:
         "kv_allocated_bytes": 50 * GIB,
         "blocks": 25600,
     }
-    workers = [{"worker": 0, **told}, {"worker": 1, **told, "kv_bytes": 51 * GIB}]
+    workers = [{"worker": 0, **memory}, {"worker": 1, **memory, "kv_bytes": 51 * GIB}]
     set_up(
         session,
         memory={**workers[0], "workers": workers},

@@ -66,6 +66,6 @@ def allocate(recorder: Recorder, blocks: list[int], *, free: int) -> None:
     now, handed_out = time.monotonic_ns(), [SimpleNamespace(block_id=block) for block in blocks]
     recorder.keep((encode.blocks, Op.ALLOCATE, now, *handed_out))
     running, waiting, tokens, prefill, scheduled = 1, 0, 16, 16, 1
-    told = running, waiting, tokens, prefill, scheduled, free
-    recorder.keep((encode.between, Op.STEP, now, now + 1000, told))
+    step = running, waiting, tokens, prefill, scheduled, free
+    recorder.keep((encode.between, Op.STEP, now, now + 1000, step))
     recorder.flush()

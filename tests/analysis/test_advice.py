@@ -93,7 +93,7 @@ def test_a_larger_pool(
 
 
 def test_a_pool_of_a_fixed_size(session: SessionBuilder) -> None:
-    """Whatever the memory, vLLM makes as many blocks as it was told."""
+    """Whatever the memory, vLLM makes as many blocks as its settings say."""
     cache = {"blocks": 101, "num_gpu_blocks_override": 101}
     session.metadata(
         cache=cache,
@@ -127,14 +127,14 @@ def test_nothing_is_sure_where_the_tables_do_not_fit(session: SessionBuilder) ->
     assert [piece.confidence for piece in summary.advice] == ["low"]
 
 
-def test_a_release_without_the_flag_is_not_told_of_it(session: SessionBuilder) -> None:
+def test_a_release_without_the_flag_is_not_advised_to_set_it(session: SessionBuilder) -> None:
     session.metadata(settings=["max-num-seqs"])
     evicted_and_missed(session, 20)
     piece = advice(session)["pool"]
     assert (piece.flag, piece.value) == (None, None)
 
 
-def test_an_old_session_is_told_of_what_every_release_has(session: SessionBuilder) -> None:
+def test_an_old_session_is_advised_what_every_release_has(session: SessionBuilder) -> None:
     evicted_and_missed(session, 20)
     piece = advice(session)["pool"]
     assert (piece.flag, piece.value) == ("--gpu-memory-utilization", "0.95")

@@ -52,7 +52,7 @@ def test_a_prompt_that_is_asked_for_again_is_none(session: SessionBuilder) -> No
     assert blame.recomputed_tokens == 48
 
 
-def test_contents_that_the_same_lookups_missed_are_one_piece(session: SessionBuilder) -> None:
+def test_contents_that_the_same_lookups_missed_are_one_stretch(session: SessionBuilder) -> None:
     swept(session)
     (content,) = summary_of(session).blame.contents
     assert content == Content(

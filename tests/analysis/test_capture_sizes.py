@@ -306,6 +306,6 @@ def _measured(
         part=pl.lit("model"),
         worker=pl.lit(0),
     )
-    told = {"scheduler": {"max_num_seqs": seqs, "speculative_tokens": step - 1}}
-    known = facts.read(Session(Path(), told, "complete"))
+    metadata = {"scheduler": {"max_num_seqs": seqs, "speculative_tokens": step - 1}}
+    known = facts.read(Session(Path(), metadata, "complete"))
     return capture_sizes.measure(known, (), graphs, ran_, DecodeStepTally())

@@ -209,7 +209,7 @@ class TestBaseline:
         (result,) = self.against(session, baseline, 5, "hit_rate").results
         assert (result.failed, result.reason) == (True, "the baseline has no value for it")
 
-    def test_it_tells_what_stands_against_it(
+    def test_it_says_what_stands_against_it(
         self, baseline: SessionBuilder, session: SessionBuilder
     ) -> None:
         load(session, hits=10, evictions=100)

@@ -232,7 +232,7 @@ class TestText:
         assert "preemptions 0 3 +3 worse" in words
         assert "usage_mean 50.00 % 50.00 % none lifetime" not in words
         assert "lifetime_p50 2.00 s 2.00 s none" in words
-        # No request has told when its first token came: no value in either session.
+        # No request has recorded when its first token came: no value in either session.
         assert "first_token" not in words
         assert rendered.isascii()
 

@@ -181,8 +181,8 @@ class TestThreeColumns:
     """Situation 28: asked for FULL, resolved by the attention backend, and what ran."""
 
     def test_asked_resolved_and_ran(self, session: SessionBuilder) -> None:
-        told = {**SETUP, "asked": "FULL", "resolved": "PIECEWISE", "attention_backends": ["FLEX"]}
-        set_up(session, cuda_graphs=told)
+        setup = {**SETUP, "asked": "FULL", "resolved": "PIECEWISE", "attention_backends": ["FLEX"]}
+        set_up(session, cuda_graphs=setup)
         captured(session, [piecewise(8)])
         ran(session, piecewise(8), 8, 3)
         ran(session, eager(40), 40, 1)
@@ -243,8 +243,8 @@ class TestNothing:
         assert found.dummy_executions == 3
 
     def test_a_damaged_setup_is_not_known(self, session: SessionBuilder) -> None:
-        told = {"asked": 3, "capture_sizes": [8, "x", -1, True], "max_capture_size": "many"}
-        session.metadata(cuda_graphs={**told, "attention_backends": "FLASH"})
+        damaged = {"asked": 3, "capture_sizes": [8, "x", -1, True], "max_capture_size": "many"}
+        session.metadata(cuda_graphs={**damaged, "attention_backends": "FLASH"})
         setup = graphs_of(session).setup
         assert (setup.asked, setup.capture_sizes, setup.max_capture_size) == (None, (8,), None)
         assert setup.attention_backends == ()
@@ -299,7 +299,7 @@ def test_old_metadata_is_no_error(session: SessionBuilder) -> None:
     assert "CUDA graphs\n  Not recorded" in text_of(session)
 
 
-def test_a_comparison_tells_what_was_captured(session: SessionBuilder, tmp_path: Path) -> None:
+def test_a_comparison_shows_what_was_captured(session: SessionBuilder, tmp_path: Path) -> None:
     other = SessionBuilder(tmp_path / "session_20260131_130000_4712_c0ffee")
     mixed(session)
     mixed(other)

@@ -91,7 +91,7 @@ class TestNumbers:
 
 
 class TestOrder:
-    @pytest.mark.usefixtures("small_pieces")
+    @pytest.mark.usefixtures("small_chunks")
     def test_states_of_a_pool(self, session: SessionBuilder) -> None:
         session.usage((1, 10), (3, 20), (4, 30), (2, 40))
         assert (
@@ -99,7 +99,7 @@ class TestOrder:
             "pool has 4.000000"
         ) in error_of(session)
 
-    @pytest.mark.usefixtures("small_pieces")
+    @pytest.mark.usefixtures("small_chunks")
     def test_steps_of_an_engine(self, session: SessionBuilder) -> None:
         session.rows(STEPS, *(step(time) for time in (1, 3, 4, 2, 5)))
         assert (
@@ -107,7 +107,7 @@ class TestOrder:
             "4.000000"
         ) in error_of(session)
 
-    @pytest.mark.usefixtures("small_pieces")
+    @pytest.mark.usefixtures("small_chunks")
     @pytest.mark.parametrize(
         "table", ["kv_cache_evictions.csv", "kv_cache_allocations.csv", LOOKUPS]
     )
@@ -120,9 +120,9 @@ class TestOrder:
             "4.000000"
         ) in error_of(session)
 
-    @pytest.mark.usefixtures("small_pieces")
-    def test_lookups_that_are_told_later_than_they_began(self, session: SessionBuilder) -> None:
-        """Refused ones are told when they end, those after a preemption when the step's others
+    @pytest.mark.usefixtures("small_chunks")
+    def test_lookups_that_are_written_later_than_they_began(self, session: SessionBuilder) -> None:
+        """Refused ones are written when they end, those after a preemption when the step's others
         have been, those of a KV connector when its transfer ends."""
         first = {"query_tokens": 9, "hit_tokens": 0, "timestamp_sec": 4}
         session.lookups(
@@ -137,7 +137,7 @@ class TestOrder:
         session.metadata(scheduler={"connector": "NixlConnector"})
         assert summarize(open_session(session.folder)).prefix_cache.resumed.lookups == 1
 
-    @pytest.mark.usefixtures("small_pieces")
+    @pytest.mark.usefixtures("small_chunks")
     def test_engines_may_follow_each_other_in_any_way(self, session: SessionBuilder) -> None:
         session.usage((2, 10), (4, 20))
         session.usage((1, 30), (3, 40), engine=1)

@@ -170,8 +170,8 @@ def test_without_an_eviction_there_is_no_lifetime(session: SessionBuilder) -> No
     assert summary.lifetimes.lifetime.mean_sec is None
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_evictions_are_the_same_in_pieces(session: SessionBuilder) -> None:
+@pytest.mark.usefixtures("small_chunks")
+def test_evictions_are_the_same_in_chunks(session: SessionBuilder) -> None:
     count = 3001
     session.evictions(
         *(
@@ -193,8 +193,8 @@ def test_evictions_are_the_same_in_pieces(session: SessionBuilder) -> None:
     assert lifetime.p95_sec == pytest.approx(2850)
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_requests_are_the_same_in_pieces(session: SessionBuilder) -> None:
+@pytest.mark.usefixtures("small_chunks")
+def test_requests_are_the_same_in_chunks(session: SessionBuilder) -> None:
     session.requests(*({"input_length": number, "preemptions": 0} for number in range(1001)))
     session.append("requests.jsonl", '{"input_length": 7, "preemptions": 2}')
     requests = summary_of(session).requests

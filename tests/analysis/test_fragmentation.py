@@ -66,7 +66,7 @@ def test_requests_that_held_nothing_or_were_preempted(session: SessionBuilder) -
     assert found.filled_at_peak_pct is None
 
 
-def test_other_groups_and_no_requests_tell_nothing(session: SessionBuilder) -> None:
+def test_other_groups_and_no_requests_say_nothing(session: SessionBuilder) -> None:
     assert fragmentation_of(session) is None
     session.requests(request(14, 18))
     assert fragmentation_of(session) is not None

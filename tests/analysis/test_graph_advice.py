@@ -209,7 +209,7 @@ class TestUnused:
 
 
 class TestMemory:
-    def told(self, session: SessionBuilder, free: int, held: int = 60, **memory: Any) -> None:
+    def start_up(self, session: SessionBuilder, free: int, held: int = 60, **memory: Any) -> None:
         ritual = {**RITUAL, **memory}
         set_up(
             session,
@@ -224,7 +224,7 @@ class TestMemory:
 
     def test_more_was_reserved_than_taken(self, session: SessionBuilder) -> None:
         # 1.5 of 80 GiB, beyond 0.9.
-        self.told(session, 6 * GIB, graphs_bytes=GIB // 2, graphs_estimated_bytes=2 * GIB)
+        self.start_up(session, 6 * GIB, graphs_bytes=GIB // 2, graphs_estimated_bytes=2 * GIB)
         piece = advice(session)["pool"]
         assert (piece.flag, piece.value) == ("--gpu-memory-utilization", "0.9187")
         assert piece.expect.startswith("768 KV blocks more")
@@ -241,23 +241,23 @@ class TestMemory:
     def test_nothing_to_give_back(
         self, session: SessionBuilder, free: int, memory: dict[str, Any]
     ) -> None:
-        self.told(session, free, **memory)
+        self.start_up(session, free, **memory)
         assert advice(session) == {}
 
     def test_a_pool_that_is_large_enough_needs_no_more(self, session: SessionBuilder) -> None:
-        self.told(session, 6 * GIB, held=39, graphs_bytes=GIB // 2)
+        self.start_up(session, 6 * GIB, held=39, graphs_bytes=GIB // 2)
         assert advice(session) == {}
 
     def test_less_was_reserved_and_the_gpu_is_full(self, session: SessionBuilder) -> None:
         # 4 GiB taken, none reserved: 4 of 80 GiB less.
         memory = {"graphs_bytes": 4 * GIB, "graphs_estimate_applied": False}
-        self.told(session, GIB // 2, **memory)
+        self.start_up(session, GIB // 2, **memory)
         piece = advice(session)["pool"]
         assert (piece.flag, piece.value) == ("--gpu-memory-utilization", "0.8500")
         assert piece.evidence[1] == "at the peak 512.0 MiB of the GPU's memory were free"
 
     def test_less_was_reserved_and_there_is_room(self, session: SessionBuilder) -> None:
-        self.told(session, 4 * GIB, graphs_bytes=4 * GIB, graphs_estimate_applied=False)
+        self.start_up(session, 4 * GIB, graphs_bytes=4 * GIB, graphs_estimate_applied=False)
         assert advice(session) == {}
 
 

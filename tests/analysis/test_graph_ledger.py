@@ -65,7 +65,7 @@ class TestGraphs:
         )
         assert (pieces.total, pieces.replays) == (Total(0, 4, 12, 70 * MIB, 1.0), 2)
 
-    def test_it_tells_of_the_whole_session(self, session: SessionBuilder) -> None:
+    def test_it_is_about_the_whole_session(self, session: SessionBuilder) -> None:
         mixed(session)
         session.usage((0, 10), (9, 10))
         assert by_name(ledger_of(session, after_sec=5))["FULL", 4].tokens == 30
@@ -168,8 +168,8 @@ class TestEstimate:
     """Situation 30: graph memory estimated, measured, and counted twice."""
 
     def estimated(self, session: SessionBuilder, **memory: object) -> Estimate | None:
-        told = {"worker": 0, "kv_bytes": 10 * GIB, "total_bytes": 80 * GIB, **memory}
-        set_up(session, groups=GROUPS, memory={**told, "workers": [told]})
+        facts = {"worker": 0, "kv_bytes": 10 * GIB, "total_bytes": 80 * GIB, **memory}
+        set_up(session, groups=GROUPS, memory={**facts, "workers": [facts]})
         captured(session, [full(8) | {"memory_bytes": 100 * MIB}, full(4)])
         captured(session, [full(8) | {"memory_bytes": 900 * MIB}], kind="profiling")
         return ledger_of(session).estimate
@@ -215,7 +215,7 @@ class TestEstimate:
         assert "Without these 0 KV blocks more up to 50 if the graphs captured first" in text
         assert "no estimate was taken off the KV cache: it gets them if it asks for more" in text
 
-    def test_what_vllm_did_not_measure_the_captures_tell(self, session: SessionBuilder) -> None:
+    def test_what_vllm_did_not_measure_the_captures_say(self, session: SessionBuilder) -> None:
         found = self.estimated(session, graphs_estimated_bytes=50 * MIB)
         assert found is not None
         assert (found.measured_bytes, found.captured_bytes, found.ratio) == (None, 100 * MIB, 0.5)

@@ -138,11 +138,11 @@ def test_ids_are_found_as_the_tables_write_them(session: SessionBuilder, name: s
     assert found.requests == 0
 
 
-def test_other_groups_do_not_tell_who_holds(session: SessionBuilder) -> None:
+def test_other_groups_do_not_show_who_holds(session: SessionBuilder) -> None:
     session.usage((1, 20))
     session.metadata(groups=[{"kind": "SlidingWindowSpec", "block_size": 16}])
     assert holders_of(session) is None
 
 
-def test_nothing_recorded_is_nothing_told(session: SessionBuilder) -> None:
+def test_nothing_recorded_is_nothing_said(session: SessionBuilder) -> None:
     assert holders_of(session) is None

@@ -211,7 +211,7 @@ def test_what_is_no_number_is_no_value(session: SessionBuilder) -> None:
     assert (found["lifetime_mean"], found["idle_p50"], found["evictions"]) == (None, None, 1)
 
 
-def test_the_nearest_names_are_told() -> None:
+def test_the_nearest_names_are_said() -> None:
     assert measures.by_name("hit_rate").better == "higher"
     for wrong, near in {
         "hitrate": "hit_rate",

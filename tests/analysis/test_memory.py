@@ -36,14 +36,14 @@ def memory_of(session: SessionBuilder, after_sec: float = 0) -> Memory:
     return summarize(open_session(session.folder, after_sec=after_sec)).memory
 
 
-def told(session: SessionBuilder, *workers: dict[str, Any], **other: Any) -> None:
+def started(session: SessionBuilder, *workers: dict[str, Any], **other: Any) -> None:
     least = min(workers, key=lambda worker: worker.get("kv_bytes") or 0)
     set_up(session, groups=GROUPS, memory={**least, "workers": list(workers)}, **other)
 
 
 class TestStartUp:
     def test_lines_that_add_up(self, session: SessionBuilder) -> None:
-        told(session, RITUAL)
+        started(session, RITUAL)
         found = memory_of(session).start_up
         assert found is not None
         assert (found.unexplained_bytes, found.blocks) == (0, 25088)
@@ -66,7 +66,7 @@ class TestStartUp:
     def test_the_line_that_does_not(
         self, session: SessionBuilder, kv: int, off: int, says: str
     ) -> None:
-        told(session, {**RITUAL, "kv_bytes": kv})
+        started(session, {**RITUAL, "kv_bytes": kv})
         found = memory_of(session).start_up
         assert found is not None
         assert found.unexplained_bytes == off
@@ -75,7 +75,7 @@ class TestStartUp:
     def test_an_estimate_that_is_not_applied_is_not_taken_off(
         self, session: SessionBuilder
     ) -> None:
-        told(session, {**RITUAL, "graphs_estimate_applied": False, "kv_bytes": 51 * GIB})
+        started(session, {**RITUAL, "graphs_estimate_applied": False, "kv_bytes": 51 * GIB})
         found = memory_of(session).start_up
         assert found is not None
         assert found.unexplained_bytes == 0
@@ -85,7 +85,7 @@ class TestStartUp:
     def test_with_a_part_missing_there_is_no_sum(
         self, session: SessionBuilder, missing: str
     ) -> None:
-        told(session, {**RITUAL, missing: None})
+        started(session, {**RITUAL, missing: None})
         found = memory_of(session).start_up
         assert found is not None
         assert found.unexplained_bytes is None
@@ -100,7 +100,7 @@ class TestStartUp:
         text_of(session)
 
     def test_numbers_that_make_no_sense_are_not_known(self, session: SessionBuilder) -> None:
-        told(session, {**RITUAL, "weights_bytes": -1, "total_bytes": 10**15, "blocks": "many"})
+        started(session, {**RITUAL, "weights_bytes": -1, "total_bytes": 10**15, "blocks": "many"})
         found = memory_of(session).start_up
         assert found is not None
         assert (found.weights_bytes, found.total_bytes, found.blocks) == (None, None, None)
@@ -111,7 +111,9 @@ class TestSmallestWorker:
 
     def test_who_decides_and_what_others_have_more(self, session: SessionBuilder) -> None:
         sizes = {0: 50 * GIB, 1: 49 * GIB, 2: 49 * GIB + 3 * MIB, 3: 49 * GIB}
-        told(session, *({**RITUAL, "worker": rank, "kv_bytes": kv} for rank, kv in sizes.items()))
+        started(
+            session, *({**RITUAL, "worker": rank, "kv_bytes": kv} for rank, kv in sizes.items())
+        )
         found = memory_of(session)
         assert found.start_up is not None
         assert found.start_up.worker == 1

@@ -111,7 +111,7 @@ def test_a_preemption_in_the_warm_up_is_left_out(session: SessionBuilder) -> Non
     assert summary_of(session, after_sec=3.5).preemptions.resumed == 0
 
 
-def test_blocks_that_come_back_later_do_not_tell_for_whom(session: SessionBuilder) -> None:
+def test_blocks_that_come_back_later_do_not_show_for_whom(session: SessionBuilder) -> None:
     """Parked blocks are freed in a step that preempted nobody."""
     victim_of_another(session)
     path = session.folder / "scheduler_steps.csv"
@@ -180,7 +180,7 @@ def test_a_request_that_preempts_itself_is_named(session: SessionBuilder) -> Non
     assert found.lost_sec == 3
     rendered = " ".join(text.render(summary_of(session)).split())
     assert "glutton preempted itself 3 times" in rendered
-    # One that does so while alone is told of once, with those that can never run.
+    # One that does so while alone is named once, with those that can never run.
     (session.folder / "scheduler_steps.csv").unlink()
     alone = {"preempted_reqs": 1, "running_reqs": 0, "scheduled_tokens": 0}
     session.rows(

@@ -126,8 +126,8 @@ def test_groups_without_full_attention_make_it_approximate(session: SessionBuild
     assert rent.top[0].decoding == 8 - 2.5
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_rent_is_the_same_in_pieces(session: SessionBuilder) -> None:
+@pytest.mark.usefixtures("small_chunks")
+def test_rent_is_the_same_in_chunks(session: SessionBuilder) -> None:
     two_that_share(session)
     session.rows(
         "kv_cache_allocations.csv",

@@ -79,7 +79,7 @@ def test_what_was_seen_of_a_pool_counts_before_the_configuration(session: Sessio
     assert summary_of(session).admission.largest[0].usable_blocks == 100
 
 
-def test_with_other_groups_it_cannot_be_told(session: SessionBuilder) -> None:
+def test_with_other_groups_it_is_not_known(session: SessionBuilder) -> None:
     session.lookups({"request_id": "a", "query_tokens": 9999, "hit_tokens": 0, "admitted": 0})
     for groups in (
         [{"kind": "SlidingWindowSpec", "block_size": 16}],

@@ -106,8 +106,8 @@ def test_warm_up_is_left_out_but_the_state_that_it_left_holds(session: SessionBu
     assert found.by_pressure == (Pressure("over_90", 1, 4, 4, 0, 1, 2, 2, 2, 2),)
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_tables_are_the_same_in_pieces(session: SessionBuilder) -> None:
+@pytest.mark.usefixtures("small_chunks")
+def test_tables_are_the_same_in_chunks(session: SessionBuilder) -> None:
     """500 steps of 1, 2, ... 100 requests five times; half of them at 50 % usage."""
     session.usage((0, 0), (2.5, 50))
     session.rows(
@@ -122,7 +122,7 @@ def test_tables_are_the_same_in_pieces(session: SessionBuilder) -> None:
     ]
 
 
-def test_nothing_scheduled_is_nothing_told(session: SessionBuilder) -> None:
+def test_nothing_scheduled_is_nothing_said(session: SessionBuilder) -> None:
     found = scheduling_of(session)
     assert (found.steps, found.requests, found.queued.p50_sec, found.by_pressure) == (
         0,

@@ -75,7 +75,7 @@ def test_frames_are_lazy_and_typed(session: SessionBuilder) -> None:
     assert frame.select(pl.col("num_blocks").sum()).collect().item() == 30
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("complete", [True, False])
 def test_lazy_frames_of_any_session_can_be_queried(session: SessionBuilder, complete: bool) -> None:
     session.metadata(complete=complete)

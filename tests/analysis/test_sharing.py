@@ -23,7 +23,7 @@ def test_the_hottest_prefix_and_what_it_saved(session: SessionBuilder) -> None:
     assert sharing.pieces == (Stretch(3, 0, 0, 48, 3, 4, 3, 112),)
 
 
-def test_where_prompts_part_a_new_piece_begins(session: SessionBuilder) -> None:
+def test_where_prompts_part_a_new_stretch_begins(session: SessionBuilder) -> None:
     """All have content 1, two have 2 and 3 after it, two others 5."""
     prompts = {"a": [1, 2, 3], "b": [1, 2, 3], "c": [1, 5], "d": [1, 5]}
     hits = {"a": 0, "b": 48, "c": 16, "d": 32}

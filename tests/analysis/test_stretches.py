@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stretches of blocks that requests have in common, against a look at each block."""
+"""Stretches of blocks that requests share, against a look at each block."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ requests = st.tuples(
 )
 
 
-def prompts(several: Sequence[Request]) -> Prompts:
+def prompts(asking: Sequence[Request]) -> Prompts:
     """What ``analysis.prefix.prompts`` makes of such requests, as far as stretches need it."""
     rows = [
         (content * ENGINES + engine, number, index, index < made, index < prompt)
-        for number, (contents, made, prompt, _, engine) in enumerate(several)
+        for number, (contents, made, prompt, _, engine) in enumerate(asking)
         for index, content in enumerate(contents)
     ]
     schema = {
@@ -44,12 +44,12 @@ def prompts(several: Sequence[Request]) -> Prompts:
     }
     asked = pl.DataFrame(
         {
-            "request": range(len(several)),
-            "block_size": [BLOCK] * len(several),
-            "in_window": [number % 3 > 0 for number in range(len(several))],
+            "request": range(len(asking)),
+            "block_size": [BLOCK] * len(asking),
+            "in_window": [number % 3 > 0 for number in range(len(asking))],
             # A last token beyond the prompt's full blocks.
-            "query_tokens": [BLOCK * prompt + 1 for _, _, prompt, _, _ in several],
-            "hit_tokens": [BLOCK * found for _, _, _, found, _ in several],
+            "query_tokens": [BLOCK * prompt + 1 for _, _, prompt, _, _ in asking],
+            "hit_tokens": [BLOCK * found for _, _, _, found, _ in asking],
         },
         schema={
             "request": pl.UInt32,
@@ -68,8 +68,8 @@ def prompts(several: Sequence[Request]) -> Prompts:
 # Contents that follow others than elsewhere, as no prompt of vLLM's has them.
 @example([([1, 2], 2, 2, 0, 0), ([2, 1], 2, 2, 0, 0)])
 @example([([1, 2, 3], 3, 3, 0, 0), ([1, 3, 2], 3, 3, 0, 0)])
-def test_what_holds_for_one_block_of_a_stretch_holds_for_all(asked: list[Request]) -> None:
-    known = prompts(asked)
+def test_what_holds_for_one_block_of_a_stretch_holds_for_all(asking: list[Request]) -> None:
+    known = prompts(asking)
     found = stretches.in_common(known)
     keys = known.contents["key"].to_list()
     blocks = [
@@ -78,7 +78,7 @@ def test_what_holds_for_one_block_of_a_stretch_holds_for_all(asked: list[Request
         for offset in range(row["blocks"])
     ]
     users: defaultdict[int, set[int]] = defaultdict(set)
-    for number, (contents, *_) in enumerate(asked):
+    for number, (contents, *_) in enumerate(asking):
         for content in contents:
             users[content].add(number)
     # Each block that several requests have is in one stretch, with what its request did with it.
@@ -90,7 +90,7 @@ def test_what_holds_for_one_block_of_a_stretch_holds_for_all(asked: list[Request
             number % 3 > 0 and index < prompt,
             index < hit,
         )
-        for number, (contents, made, prompt, hit, engine) in enumerate(asked)
+        for number, (contents, made, prompt, hit, engine) in enumerate(asking)
         for index, content in enumerate(contents)
         if len(users[content]) > 1
     }

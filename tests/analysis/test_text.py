@@ -128,7 +128,7 @@ def test_concurrency_is_written_as_vllm_prints_it(session: SessionBuilder) -> No
     assert expected in one_line(text_of(session))
 
 
-def test_usage_tells_held_cached_and_free(session: SessionBuilder) -> None:
+def test_usage_shows_held_cached_and_free(session: SessionBuilder) -> None:
     session.usage((0, 60), (5, 0), cached_blocks=40, free_blocks=0)
     rendered = one_line(text_of(session))
     assert "Mean 30.00 % 60.00 % while any block was held, 50.00 % of the time" in rendered
@@ -174,7 +174,7 @@ def test_requests_that_can_never_run_are_named(session: SessionBuilder) -> None:
     assert "Can never run 1 huge needs 101 blocks for 1,601 tokens, 100 are usable" in rendered
 
 
-def test_an_empty_session_is_told_in_words(session: SessionBuilder) -> None:
+def test_an_empty_session_is_described_in_words(session: SessionBuilder) -> None:
     rendered = text_of(session)
     for said in ("No block was ever held.", "No cached block was evicted.", "No request was"):
         assert said in rendered

@@ -35,7 +35,7 @@ def test_each_row_counts_for_as_long_as_it_held(session: SessionBuilder) -> None
     assert usage.mean_while_held_pct == pytest.approx((2 * 50 + 95 + 3 * 30) / 6)
 
 
-def test_peak_and_end_tell_what_the_blocks_were(session: SessionBuilder) -> None:
+def test_peak_and_end_say_what_the_blocks_were(session: SessionBuilder) -> None:
     session.usage((1, 0), (2, 70), (3, 90), (4, 90), (5, 10))
     usage = combined_of(session)
     peak, end = usage.peak, usage.end
@@ -76,7 +76,7 @@ def test_bands_begin_at_their_lower_bound_and_90_is_not_over_90(session: Session
     assert seconds == [1, 2 + 3, 4 + 5, 6 + 7, 8]
 
 
-def test_engines_are_told_apart_and_together(session: SessionBuilder) -> None:
+def test_engines_are_shown_apart_and_together(session: SessionBuilder) -> None:
     # Engine 0 from 0 to 10 s: 4 s at 100 %, 6 s at 0 %. Engine 1 from 5 s: 5 s at 40 %.
     session.usage((0, 100))
     session.usage((5, 40), engine=1)
@@ -95,7 +95,7 @@ def test_engines_are_told_apart_and_together(session: SessionBuilder) -> None:
     assert (both.end.held_blocks, both.end.total_blocks, both.end.usage_pct) == (40, 200, 20)
 
 
-def test_pools_of_an_engine_are_told_apart(session: SessionBuilder) -> None:
+def test_pools_of_an_engine_are_shown_apart(session: SessionBuilder) -> None:
     session.usage((0, 10), pool=0)
     session.usage((0, 80), pool=1)
     assert [(usage.pool, usage.mean_pct) for usage in usage_of(session).pools] == [(0, 10), (1, 80)]
@@ -174,8 +174,8 @@ def assert_is_that_of_looks(usage: PoolUsage, looks: list[int]) -> None:
     assert usage.bands.under_40 == pytest.approx(sum(held < 40 for held in looks) / len(looks))
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_a_table_is_the_same_in_pieces(session: SessionBuilder) -> None:
+@pytest.mark.usefixtures("small_chunks")
+def test_a_table_is_the_same_in_chunks(session: SessionBuilder) -> None:
     # 5,000 rows of either engine, 1 ms apart, that go 0, 1, … 99 and again, or stay at 7.
     count = 5000
     for begin in range(0, count, 50):

@@ -136,7 +136,7 @@ def test_the_watermark_where_nobody_holds_the_hit(session: SessionBuilder) -> No
 
 
 def test_a_head_that_was_admitted_is_no_longer_the_head(session: SessionBuilder) -> None:
-    """One row tells that huge was looked up in seconds 1, 3 and 4. In second 2 one that had been
+    """One row says that huge was looked up in seconds 1, 3 and 4. In second 2 one that had been
     preempted stood before it; that was admitted in second 3."""
     session.metadata(scheduler=SCHEDULER)
     session.usage((0, 90))
@@ -161,7 +161,7 @@ def test_idle_steps_without_a_lookup_are_a_pause(session: SessionBuilder) -> Non
     assert seconds(waiting_of(session)) == {"paused": 3, "whole_prompt": 1}
 
 
-def test_an_adapter_a_connector_and_what_no_table_tells(session: SessionBuilder) -> None:
+def test_an_adapter_a_connector_and_what_no_table_says(session: SessionBuilder) -> None:
     """Adapters a and b run from 1 s and 2 s on, b until 4 s; nobody is looked up until 6 s."""
     steps = [step(time, 1, 1) for time in (1, 2, 4, 5)]
     session.rows("scheduler_steps.csv", *steps, step(6, 1, 0))
@@ -178,7 +178,7 @@ def test_an_adapter_a_connector_and_what_no_table_tells(session: SessionBuilder)
     assert seconds(waiting_of(session)) == {"not_known": 5}
 
 
-def test_several_groups_do_not_tell_which_rule_of_blocks_it_was(session: SessionBuilder) -> None:
+def test_several_groups_do_not_show_which_rule_of_blocks_it_was(session: SessionBuilder) -> None:
     session.metadata(groups=TWO_GROUPS, scheduler=SCHEDULER)
     session.usage((0, 90))
     session.rows("scheduler_steps.csv", step(1, 1, 1), step(2, 1, 0))
@@ -210,8 +210,8 @@ def test_warm_up_is_left_out_but_lookups_in_it_count(session: SessionBuilder) ->
     assert (found.request_sec, found.waited_sec) == (5, 2.5)
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_a_table_is_the_same_in_pieces(session: SessionBuilder) -> None:
+@pytest.mark.usefixtures("small_chunks")
+def test_a_table_is_the_same_in_chunks(session: SessionBuilder) -> None:
     """600 steps of either engine, 10 ms apart. Engine 0: of three steps one spends its tokens and
     two refuse the head; one row a second stands for its lookups. Engine 1: no places."""
     session.metadata(scheduler=SCHEDULER, ended_at="2026-01-31T12:00:06Z")
@@ -234,7 +234,7 @@ def test_a_table_is_the_same_in_pieces(session: SessionBuilder) -> None:
     assert (found.waited_sec, found.most) == (12, 2)
 
 
-def test_metadata_may_tell_nothing(session: SessionBuilder) -> None:
+def test_metadata_may_say_nothing(session: SessionBuilder) -> None:
     session.rows("scheduler_steps.csv", step(1, 9, 1, 0), step(2, 1, 0))
     (session.folder / "metadata.json").unlink()
     assert seconds(waiting_of(session)) == {"paused": 1}

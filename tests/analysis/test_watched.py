@@ -84,12 +84,12 @@ def test_every_preemption_and_what_it_cost(crowd: tuple[Session, CostOracle]) ->
     )
     # In the order of time, and of the preempted in one step by name.
     seen = sorted(oracle.preemptions, key=lambda one: (one.time, one.request))
-    told = bill.sort("preempted_sec", "request_id").rows(named=True)
-    assert len(told) == len(seen) > 3
-    assert len(told) == summarize(session).preemptions.count
-    for row, one in zip(told, seen, strict=True):
+    billed = bill.sort("preempted_sec", "request_id").rows(named=True)
+    assert len(billed) == len(seen) > 3
+    assert len(billed) == summarize(session).preemptions.count
+    for row, one in zip(billed, seen, strict=True):
         assert (row["request_id"], row["found"]) == (one.request, one.found)
-        # A prompt in the middle of a block is told to the block.
+        # A prompt in the middle of a block is known to the block.
         assert 0 <= one.computed - row["computed"] < 16
         assert row["computed"] in (one.computed, one.computed // 16 * 16)
         assert row["made_room_for"] == one.needed_by
@@ -100,8 +100,7 @@ def test_every_preemption_and_what_it_cost(crowd: tuple[Session, CostOracle]) ->
 
 def test_whose_contents_were_taken_while_they_waited(crowd: tuple[Session, CostOracle]) -> None:
     session, oracle = crowd
-    told = summarize(session).preemptions.costliest
-    for preemption in told:
+    for preemption in summarize(session).preemptions.costliest:
         takers = [
             dict(one.takers) for one in oracle.preemptions if one.request == preemption.request_id
         ]
@@ -117,12 +116,12 @@ def test_every_request_pays_for_what_is_in_its_block_table(
         held.add(batch)
     paid = held.result()
     assert paid["running"].sum() == 0
-    told: dict[str, Any] = {
+    rents: dict[str, Any] = {
         row["request_id"]: (row["waiting"], row["decoding"]) for row in paid.iter_rows(named=True)
     }
     for name, (waiting, decoding) in oracle.rent.items():
-        assert told[name] == pytest.approx((waiting / 1e9, decoding / 1e9), abs=1e-6)
-    assert sum(map(sum, told.values())) == pytest.approx(
+        assert rents[name] == pytest.approx((waiting / 1e9, decoding / 1e9), abs=1e-6)
+    assert sum(map(sum, rents.values())) == pytest.approx(
         sum(map(sum, oracle.rent.values())) / 1e9, abs=1e-3
     )
     found = summarize(session).rent

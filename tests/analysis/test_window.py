@@ -29,7 +29,7 @@ def usage_after(session: SessionBuilder, sec: float) -> PoolUsage:
 
 
 class TestUsage:
-    @pytest.mark.usefixtures("small_pieces")
+    @pytest.mark.usefixtures("small_chunks")
     def test_the_state_at_the_beginning_holds_until_the_next_row(
         self, session: SessionBuilder
     ) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recording adds to a replay is told only if it was at work."""
+"""What recording adds to a replay is said only if it was at work."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is added is told from batches that ran in pairs."""
+"""What is added is measured with batches that ran in pairs."""
 
 from __future__ import annotations
 

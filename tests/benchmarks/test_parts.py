@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of allocate_slots are told apart by whether the pool is recorded and what they gave."""
+"""Calls of allocate_slots are sorted by whether the pool is recorded and what they gave."""
 
 from __future__ import annotations
 

@@ -98,9 +98,9 @@ def run_with_children(user: User, **changes: str) -> tuple[list[str], str]:
 def test_children_join_the_session_and_have_their_hooks(vllm_user: User) -> None:
     lines, stderr = run_with_children(vllm_user)
     assert stderr == ""
-    told = [line for line in lines if " session_" in line]
-    assert [line.split()[0] for line in told] == ["own", "fork", "spawn", "subprocess"]
-    assert len({line.split()[1] for line in told}) == 1
+    reported = [line for line in lines if " session_" in line]
+    assert [line.split()[0] for line in reported] == ["own", "fork", "spawn", "subprocess"]
+    assert len({line.split()[1] for line in reported}) == 1
     assert lines.count(ALL_ATTACHED.partition("] ")[2]) == 4
 
 

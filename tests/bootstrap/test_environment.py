@@ -219,12 +219,12 @@ def check():
         return warned, str(error)
     return warned, None
 
-told = {{"alone": check()}}
+found = {{"alone": check()}}
 os.environ.update({STRANGERS!r})
-told["with strangers"] = check()
-told["factors"] = {{name: repr(value) for name, value in envs.compile_factors().items()}}
-told["known"] = sorted(dir(envs))
-print("TOLD", json.dumps(told))
+found["with strangers"] = check()
+found["factors"] = {{name: repr(value) for name, value in envs.compile_factors().items()}}
+found["known"] = sorted(dir(envs))
+print("FOUND", json.dumps(found))
 """
 
 
@@ -245,7 +245,7 @@ def real_vllm(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> list[
         for path in (str(user.site), str(ROOT))
     ]
     outputs = [process.communicate()[0] for process in running]
-    return [json.loads(output.partition("TOLD ")[2].splitlines()[0]) for output in outputs]
+    return [json.loads(output.partition("FOUND ")[2].splitlines()[0]) for output in outputs]
 
 
 def test_real_vllm_reports_our_names_without_us(real_vllm: list[dict[str, Any]]) -> None:

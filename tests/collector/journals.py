@@ -61,8 +61,8 @@ class WorkerJournal(Journal):
     """A worker's journal."""
 
     def __init__(self, sessions: Path, rank: int = 0, **header: Any) -> None:
-        told = {"producer": "worker", "rank": rank, "engine": 0, "gpu": None, "gpu_timing": False}
-        super().__init__(sessions, f"worker{rank}", {**told, **header})
+        facts = {"producer": "worker", "rank": rank, "engine": 0, "gpu": None, "gpu_timing": False}
+        super().__init__(sessions, f"worker{rank}", {**facts, **header})
 
     def graph(
         self,
@@ -76,8 +76,8 @@ class WorkerJournal(Journal):
         self._blob(Op.GRAPH, at, number, [*batch, source, kind, part])
 
     def captured(self, began: int, ended: int, number: int, kib: int | None) -> None:
-        told = number, 0 if kib is None else kib + 1
-        self.keep((encode.between, Op.CAPTURE, self.at(began), self.at(ended), told))
+        fields = number, 0 if kib is None else kib + 1
+        self.keep((encode.between, Op.CAPTURE, self.at(began), self.at(ended), fields))
 
     def batch(self, at: int, number: int, batch: Batch) -> None:
         self._blob(Op.BATCH, at, number, list(batch))
@@ -94,24 +94,24 @@ class WorkerJournal(Journal):
         dummy: int = 0,
     ) -> None:
         gpu = 0 if gpu_ns is None else gpu_ns + 1
-        told = batch, tokens, entry, graphs, launch_ns, gpu, dummy
-        self.keep((encode.once, Op.EXECUTION, self.at(at), told))
+        fields = batch, tokens, entry, graphs, launch_ns, gpu, dummy
+        self.keep((encode.once, Op.EXECUTION, self.at(at), fields))
 
     def replayed(
         self, at: int, entry: int, graphs: int, launch_ns: int = 0, gpu_ns: int | None = None
     ) -> None:
-        told = entry, graphs, launch_ns, 0 if gpu_ns is None else gpu_ns + 1
-        self.keep((encode.once, Op.REPLAY, self.at(at), told))
+        fields = entry, graphs, launch_ns, 0 if gpu_ns is None else gpu_ns + 1
+        self.keep((encode.once, Op.REPLAY, self.at(at), fields))
 
-    def _blob(self, op: Op, at: int, number: int, told: list[Any]) -> None:
-        self.keep((encode.blob, op, self.at(at), number, json.dumps(told).encode()))
+    def _blob(self, op: Op, at: int, number: int, fields: list[Any]) -> None:
+        self.keep((encode.blob, op, self.at(at), number, json.dumps(fields).encode()))
 
 
 class EngineJournal(Journal):
     """An engine's journal, of steps that allocate blocks."""
 
     def __init__(self, sessions: Path, rank: int = 0, **header: Any) -> None:
-        told = {
+        facts = {
             "producer": "engine",
             "rank": rank,
             "pools": [{"blocks": 11, "null": 0}],
@@ -122,7 +122,7 @@ class EngineJournal(Journal):
             "cache": {"max_model_len": 32},
             "parallel": {"tensor": 2, "pipeline": 1, "data": 1},
         }
-        super().__init__(sessions, f"engine{rank}", {**told, **header})
+        super().__init__(sessions, f"engine{rank}", {**facts, **header})
         self._free = 10
 
     def allocated(self, at: int, *blocks: int) -> None:
@@ -131,8 +131,8 @@ class EngineJournal(Journal):
         time, handed_out = self.at(at), [SimpleNamespace(block_id=block) for block in blocks]
         self.keep((encode.blocks, Op.ALLOCATE, time, *handed_out))
         running, waiting, tokens, prefill, scheduled = 1, 0, 16, 16, 1
-        told = running, waiting, tokens, prefill, scheduled, self._free
-        self.keep((encode.between, Op.STEP, time, time, told))
+        fields = running, waiting, tokens, prefill, scheduled, self._free
+        self.keep((encode.between, Op.STEP, time, time, fields))
 
 
 def make_tables(folder: Path, target: Path) -> Path:

@@ -97,7 +97,7 @@ def session_with(recording: Recording, journal: bytes) -> Iterator[Path]:
 
 
 def follow(session: Path, target: Path) -> Follower:
-    """Read and replay all that there is."""
+    """Read and apply all that there is."""
     target.mkdir(exist_ok=True)
     follower = Follower(session, target)
     follower.discover()
@@ -161,7 +161,7 @@ def check_prefix(session: Path, recording: Recording) -> None:
     for table in (CAPTURES, TIMELINE):
         whole = of_first_worker(recording.tables[table])
         part = of_first_worker(bytes_of(followed).get(table, b""))
-        # The last entry may have got more graphs than its row tells of.
+        # The last entry may have got more graphs than its row says.
         closed = part[:-1] if table == CAPTURES else part
         assert whole[: len(closed)] == closed
     if not follower.producers["worker0"].header:
@@ -228,12 +228,12 @@ def test_session_whose_processes_end_apart(tmp_path: Path) -> None:
     (done, total, rows), *others = written
     assert 0 < done < total
     assert others
-    # Five frames end before the early worker's one; that no other comes, the next reading tells.
+    # Five frames end before the early worker's one; that no other comes, the next reading shows.
     assert rows == 501
     assert all(rows > 10_000 for _, _, rows in others)
-    told = [line.split(",") for line in lines(late.folder, TIMELINE)]
-    assert len(told) == 40_001
-    assert [cells[-2] for cells in told].index("0") == 500
+    timeline = [line.split(",") for line in lines(late.folder, TIMELINE)]
+    assert len(timeline) == 40_001
+    assert [cells[-2] for cells in timeline].index("0") == 500
 
 
 def test_engine_and_workers(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_engine_and_workers(tmp_path: Path) -> None:
     summaries = [(e.folder / "kv_cache_summary.txt").read_text() for e in (alone, both)]
     assert summaries[0] == summaries[1]
     assert "Total allocations: 3\n" in summaries[0]
-    told = metadata(both.folder)
-    assert told["parallel"]["data"] == 1
-    assert [process["role"] for process in told["processes"]] == ["engine", "worker"]
-    assert (metadata(alone.folder)["device"], told["device"]) == ("cpu", "cuda")
+    found = metadata(both.folder)
+    assert found["parallel"]["data"] == 1
+    assert [process["role"] for process in found["processes"]] == ["engine", "worker"]
+    assert (metadata(alone.folder)["device"], found["device"]) == ("cpu", "cuda")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory as NVML tells it: which GPUs, what is written, and what is wrong in one line.
+"""GPU memory as NVML reports it: which GPUs, what is written, and what is wrong in one line.
 
 No GPU is needed: an object with the functions of the module pynvml that are called is given to the
 sampler in its place. All else is real, its thread too.
@@ -127,9 +127,9 @@ def test_rows_of_two_gpus() -> None:
 def test_times_are_of_the_session() -> None:
     began = time.monotonic()
     with sampling(Nvml(GPU_a=1), "GPU-a") as sampler:
-        told: list[str] = []
-        until(lambda: told.extend(sampler.rows()) or len(told) >= 3)
-    seconds = [float(row.split(",")[0]) for row in told]
+        sampled: list[str] = []
+        until(lambda: sampled.extend(sampler.rows()) or len(sampled) >= 3)
+    seconds = [float(row.split(",")[0]) for row in sampled]
     assert seconds == sorted(seconds)
     assert 0 <= seconds[0] <= seconds[-1] <= time.monotonic() - began
 
@@ -215,7 +215,7 @@ def test_gpu_by_its_index() -> None:
 
 
 def test_gpu_that_vanishes_and_comes_back() -> None:
-    """The reason is told once, the other GPU goes on, and so does this one in the end."""
+    """The reason is said once, the other GPU goes on, and so does this one in the end."""
     nvml = Nvml(GPU_a=1, GPU_b=2)
     with sampling(nvml, "GPU-a", "GPU-b") as sampler:
         take(sampler, 2)
@@ -343,9 +343,9 @@ def test_table_and_metadata(tmp_path: Path) -> None:
     assert header_line == "timestamp_sec,gpu,used_bytes,free_bytes,utilization_pct"
     assert {line.partition(",")[2] for line in lines} == {"0,300,693,42"}
     assert (target / MEMORY).stat().st_mode & 0o777 == 0o600
-    told = metadata(target)
-    assert told["gpu_memory"] == {"interval_sec": 0.2, "problem": None}
-    assert told["gpus"] == [
+    found = metadata(target)
+    assert found["gpu_memory"] == {"interval_sec": 0.2, "problem": None}
+    assert found["gpus"] == [
         {"gpu": 0, "uuid": "GPU-a", "name": None, "total_bytes": None, "workers": [0]}
     ]
 
@@ -401,14 +401,14 @@ def test_collector_beside_a_worker_without_nvml(tmp_path: Path) -> None:
 
         def problem() -> Any:
             path = worker.folder / "metadata.json"
-            told = json.loads(path.read_bytes()) if path.exists() else {}
-            return (told.get("gpu_memory") or {}).get("problem")
+            found = json.loads(path.read_bytes()) if path.exists() else {}
+            return (found.get("gpu_memory") or {}).get("problem")
 
         said = until(problem)
         process.communicate(b"\n")
         assert collector.wait(PATIENCE_SEC) == 0
-    told = metadata(worker.folder)
-    assert told["complete"]
-    assert told["gpu_memory"]["problem"] == said
+    found = metadata(worker.folder)
+    assert found["complete"]
+    assert found["gpu_memory"]["problem"] == said
     assert len(rows(worker.folder, "cuda_graph_timeline.csv")) == 1
     assert not (worker.folder / MEMORY).exists()

@@ -37,10 +37,10 @@ def finalized(*journals: Journal) -> dict[str, Any]:
 
 
 def test_session_without_workers(tmp_path: Path) -> None:
-    told = finalized(EngineJournal(tmp_path, device="cpu"))
-    assert told["device"] == "cpu"
-    assert told["cuda_graphs"] is told["memory"] is told["gpu_memory"] is None
-    assert told["gpus"] == []
+    found = finalized(EngineJournal(tmp_path, device="cpu"))
+    assert found["device"] == "cpu"
+    assert found["cuda_graphs"] is found["memory"] is found["gpu_memory"] is None
+    assert found["gpus"] == []
 
 
 def test_journals_that_do_not_name_their_device(tmp_path: Path) -> None:
@@ -52,17 +52,17 @@ def test_worker_alone(tmp_path: Path) -> None:
     worker = WorkerJournal(tmp_path, device="cuda", cuda_graphs=GRAPHS, gpu_timing=True)
     worker.status(cuda_graphs={"resolved": "PIECEWISE"})
     worker.status(cuda_graphs={"attention_backends": ["FLASH_ATTN"]})
-    told = finalized(worker)
-    assert told["device"] == "cuda"
-    assert told["versions"] == {"vllm": "0.33.0"}
-    assert told["cuda_graphs"] == {
+    found = finalized(worker)
+    assert found["device"] == "cuda"
+    assert found["versions"] == {"vllm": "0.33.0"}
+    assert found["cuda_graphs"] == {
         **GRAPHS,
         "resolved": "PIECEWISE",
         "attention_backends": ["FLASH_ATTN"],
         "gpu_timing": True,
     }
-    assert told["model"] is told["parallel"] is told["memory"] is told["gpu_memory"] is None
-    (process,) = told["processes"]
+    assert found["model"] is found["parallel"] is found["memory"] is found["gpu_memory"] is None
+    (process,) = found["processes"]
     assert (process["role"], process["rank"], process["ended"]) == ("worker", 0, "killed")
 
 
@@ -70,18 +70,18 @@ def test_hooks_that_fail_one_after_another(tmp_path: Path) -> None:
     worker = WorkerJournal(tmp_path)
     worker.status(failed={"one": "first"})
     worker.status(failed={"two": "second"})
-    told = finalized(worker)
-    assert told["processes"][0]["hooks_failed"] == {"one": "first", "two": "second"}
-    assert not told["complete"]
+    found = finalized(worker)
+    assert found["processes"][0]["hooks_failed"] == {"one": "first", "two": "second"}
+    assert not found["complete"]
 
 
 def test_first_worker_is_the_one_with_the_lowest_rank(tmp_path: Path) -> None:
     """Not the one whose name comes first."""
     ten = WorkerJournal(tmp_path, 10, cuda_graphs={**GRAPHS, "runner": "V1"})
     two = WorkerJournal(tmp_path, 2, cuda_graphs=GRAPHS)
-    told = finalized(ten, two)
-    assert told["cuda_graphs"]["runner"] == "V2"
-    assert told["cuda_graphs"]["resolved"] is None
+    found = finalized(ten, two)
+    assert found["cuda_graphs"]["runner"] == "V2"
+    assert found["cuda_graphs"]["resolved"] is None
 
 
 def test_memory_is_that_of_the_worker_with_the_least_left(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_memory_is_that_of_the_worker_with_the_least_left(tmp_path: Path) -> Non
     for worker, kv_bytes in zip(workers, (500, 300, None, 300), strict=True):
         worker.status(memory={"total_bytes": 1_000, "kv_bytes": kv_bytes})
         worker.status(memory={"graphs_bytes": 7, "graphs_estimate_applied": True})
-    told = finalized(*workers, WorkerJournal(tmp_path, 4))["memory"]
+    found = finalized(*workers, WorkerJournal(tmp_path, 4))["memory"]
     fields = {
         "total_bytes": 1_000,
         "requested_bytes": None,
@@ -103,8 +103,8 @@ def test_memory_is_that_of_the_worker_with_the_least_left(tmp_path: Path) -> Non
         "kv_allocated_bytes": None,
         "blocks": None,
     }
-    each = told.pop("workers")
-    assert told == {**fields, "worker": 1}
+    each = found.pop("workers")
+    assert found == {**fields, "worker": 1}
     assert each == [
         {**fields, "kv_bytes": kv_bytes, "worker": rank}
         for rank, kv_bytes in enumerate((500, 300, None, 300))
@@ -115,20 +115,20 @@ def test_memory_whose_share_nobody_knows(tmp_path: Path) -> None:
     workers = [WorkerJournal(tmp_path, rank) for rank in (0, 1)]
     for worker in workers:
         worker.status(memory={"weights_bytes": 5 + worker.path.name.count("1")})
-    told = finalized(*workers)["memory"]
-    assert (told["worker"], told["weights_bytes"], told["kv_bytes"]) == (0, 5, None)
+    found = finalized(*workers)["memory"]
+    assert (found["worker"], found["weights_bytes"], found["kv_bytes"]) == (0, 5, None)
 
 
 def test_gpus(tmp_path: Path) -> None:
-    """Two workers on one GPU, one on another, two on GPUs that cannot be told apart, and two on
+    """Two workers on one GPU, one on another, two on GPUs that cannot be distinguished, and two on
     the one that CUDA_VISIBLE_DEVICES names."""
     visible = {**gpu(None, 1), "visible": "6,7"}
     gpus = [gpu("GPU-a"), gpu("GPU-b", 1), gpu("GPU-a"), gpu(None), gpu(None), None]
     gpus += [visible, visible]
-    workers = [WorkerJournal(tmp_path, rank, gpu=told) for rank, told in enumerate(gpus)]
-    told = finalized(*workers)
+    workers = [WorkerJournal(tmp_path, rank, gpu=facts) for rank, facts in enumerate(gpus)]
+    found = finalized(*workers)
     same = {"gpu": None, "name": "NVIDIA H100", "total_bytes": 85_000_000_000}
-    assert told["gpus"] == [
+    assert found["gpus"] == [
         {**same, "uuid": "GPU-a", "workers": [0, 2]},
         {**same, "uuid": "GPU-b", "workers": [1]},
         {**same, "uuid": None, "workers": [3]},
@@ -137,7 +137,7 @@ def test_gpus(tmp_path: Path) -> None:
     ]
 
 
-def test_what_the_sampling_collector_told_is_kept(tmp_path: Path) -> None:
+def test_what_the_sampling_collector_found_is_kept(tmp_path: Path) -> None:
     """Its indexes, its problem: whoever finalizes cannot ask NVML for them."""
     worker = WorkerJournal(tmp_path, gpu=gpu("GPU-a"), gpu_interval_sec=0.5)
     earlier = {
@@ -145,9 +145,9 @@ def test_what_the_sampling_collector_told_is_kept(tmp_path: Path) -> None:
         "gpu_memory": {"interval_sec": 0.5, "problem": "GPU-a: GPU is lost"},
     }
     (worker.folder / "metadata.json").write_text(json.dumps(earlier))
-    told = finalized(worker)
-    assert told["gpus"][0]["gpu"] == 3
-    assert told["gpu_memory"] == {"interval_sec": 0.5, "problem": "GPU-a: GPU is lost"}
+    found = finalized(worker)
+    assert found["gpus"][0]["gpu"] == 3
+    assert found["gpu_memory"] == {"interval_sec": 0.5, "problem": "GPU-a: GPU is lost"}
 
 
 def test_samples_without_a_problem(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_samples_without_a_problem(tmp_path: Path) -> None:
 def test_no_collector_no_samples(tmp_path: Path) -> None:
     worker = WorkerJournal(tmp_path, gpu=gpu("GPU-a"), gpu_interval_sec=1.0)
     (worker.folder / "metadata.json").write_text("{torn")
-    told = finalized(worker)["gpu_memory"]
-    assert told["problem"] == (
+    found = finalized(worker)["gpu_memory"]
+    assert found["problem"] == (
         "no collector followed the session, and only a collector takes samples"
     )
 

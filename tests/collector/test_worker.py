@@ -114,8 +114,8 @@ def test_cleared_and_captured_again(tmp_path: Path) -> None:
     worker.captured(7_000, 9_000, 2, kib=32)
     worker.executed(10_000, 1, tokens=2, entry=2, graphs=1, launch_ns=1_000)
     tables = tables_of(worker)
-    told = [(row["capture_time_sec"], row["duration_sec"]) for row in rows(tables, CAPTURES)]
-    assert told == [("0.001000", "0.001000"), ("0.007000", "0.002000")]
+    captured = [(row["capture_time_sec"], row["duration_sec"]) for row in rows(tables, CAPTURES)]
+    assert captured == [("0.001000", "0.001000"), ("0.007000", "0.002000")]
     used = [(row["capture_time_sec"], row["replay_count"]) for row in rows(tables, USAGE)]
     assert used == [("0.001000", "2"), ("0.007000", "1")]
 
@@ -202,7 +202,7 @@ def test_execution_of_which_only_the_entry_is_known(tmp_path: Path) -> None:
 
 
 def test_dummy_and_eager_executions(tmp_path: Path) -> None:
-    """Dummies are told apart in both tables; an eager execution has no launch time."""
+    """Dummies are marked in both tables; an eager execution has no launch time."""
     worker = WorkerJournal(tmp_path)
     worker.graph(0, 1, ("FULL", 8, 8, 1, 0))
     worker.captured(100, 200, 1, kib=4)
@@ -321,7 +321,7 @@ def test_rows_of_captures_come_while_vllm_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("same_frame", [True, False])
-def test_what_is_told_late(tmp_path: Path, same_frame: bool) -> None:
+def test_what_is_recorded_late(tmp_path: Path, same_frame: bool) -> None:
     """An execution whose time on the GPU was awaited is older than what is in front of it."""
     worker = WorkerJournal(tmp_path, gpu_timing=True)
     worker.batch(0, 1, ("FULL", 8, 8, 1, 0))
@@ -336,7 +336,7 @@ def test_what_is_told_late(tmp_path: Path, same_frame: bool) -> None:
     assert [row["replay_count"] for row in rows(tables, USAGE)] == ["1"]
 
 
-def test_batch_that_was_never_told_of(tmp_path: Path) -> None:
+def test_batch_that_was_never_recorded(tmp_path: Path) -> None:
     """What came before it is there, and the session says that it has gaps."""
     worker = WorkerJournal(tmp_path)
     worker.batch(0, 1, ("NONE", 8, None, 0, 0))
@@ -346,9 +346,9 @@ def test_batch_that_was_never_told_of(tmp_path: Path) -> None:
     worker.killed()
     collector.finalize(worker.folder)
     assert len(lines(worker.folder, TIMELINE)) == 1
-    told = metadata(worker.folder)
-    assert "could not be applied: KeyError: 7" in told["processes"][0]["problem"]
-    assert not told["complete"]
+    found = metadata(worker.folder)
+    assert "could not be applied: KeyError: 7" in found["processes"][0]["problem"]
+    assert not found["complete"]
 
 
 @pytest.mark.parametrize("killed", [True, False])

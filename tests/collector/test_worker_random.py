@@ -101,7 +101,7 @@ class Story:
         number = at % len(self.entries) + 1
         entry = self.entries[number - 1]
         self.worker.executed(
-            self.now, self._told(entry.batch), tokens, number, entry.graphs, launch, gpu, dummy
+            self.now, self._number(entry.batch), tokens, number, entry.graphs, launch, gpu, dummy
         )
         entry.replays += 1
         entry.dummies += dummy
@@ -111,7 +111,7 @@ class Story:
 
     def _eager(self, tokens: int, dummy: int) -> None:
         batch: Batch = ("NONE", tokens, None, 0, 0)
-        self.worker.executed(self.now, self._told(batch), tokens, dummy=dummy)
+        self.worker.executed(self.now, self._number(batch), tokens, dummy=dummy)
         self.executions.append((*self._row(batch, tokens, dummy), "0"))
 
     def _replay(self, at: int, launch: int) -> None:
@@ -126,7 +126,7 @@ class Story:
     def _flush(self) -> None:
         self.worker.flush()
 
-    def _told(self, batch: Batch) -> int:
+    def _number(self, batch: Batch) -> int:
         if batch not in self.batches:
             self.batches[batch] = len(self.batches) + 1
             self.worker.batch(self.now, self.batches[batch], batch)
@@ -140,11 +140,11 @@ class Story:
 DESCRIPTOR = ("runtime_mode", "num_tokens", "num_reqs", "uniform", "has_lora")
 
 
-@given(told=st.lists(stories, min_size=1, max_size=2))
-def test_any_story_is_counted(told: list[list[tuple[object, ...]]]) -> None:
+@given(recorded=st.lists(stories, min_size=1, max_size=2))
+def test_any_story_is_counted(recorded: list[list[tuple[object, ...]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        stories = [Story(Path(folder), rank) for rank in range(len(told))]
-        for story, operations in zip(stories, told, strict=True):
+        stories = [Story(Path(folder), rank) for rank in range(len(recorded))]
+        for story, operations in zip(stories, recorded, strict=True):
             for what, *args in operations:
                 story.do(str(what), *args)
             story.worker.killed()

@@ -93,12 +93,12 @@ class TestEveryEngine:
             assert process["mismatches"] == 0
 
     def test_captures(self, run: Run) -> None:
-        told = Counter[str]()
+        written = Counter[str]()
         for row in run.captures:
-            told[row["kind"]] += int(row["num_graphs"])
-        assert dict(told) == run.seen["captures"]
+            written[row["kind"]] += int(row["num_graphs"])
+        assert dict(written) == run.seen["captures"]
         if run.seen["stand_in"]:
-            assert told.total() == run.seen["stand_in"]["captures_ended"]
+            assert written.total() == run.seen["stand_in"]["captures_ended"]
             assert run.seen["stand_in"]["captures_failed"] == 0
 
     def test_vllm_counts_as_many(self, run: Run) -> None:
@@ -137,7 +137,7 @@ class TestEveryEngine:
         )
 
     def test_executions(self, run: Run) -> None:
-        told = [
+        written = [
             [
                 row["runtime_mode"],
                 *(int(row[name]) for name in ("num_tokens", "unpadded_tokens", "num_graphs")),
@@ -146,18 +146,18 @@ class TestEveryEngine:
         ]
         # A batch that was sent to a graph ran without one where none was replayed.
         wanted = [row if row[3] else ["NONE", *row[1:]] for row in run.seen["executions"]]
-        assert told == wanted
-        assert len(run.timeline) - len(told) == run.seen["dummies"]
+        assert written == wanted
+        assert len(run.timeline) - len(written) == run.seen["dummies"]
 
-    def test_dispatch_as_vllm_tells_it(self, run: Run) -> None:
-        told = [
+    def test_dispatch_as_vllm_reports_it(self, run: Run) -> None:
+        written = [
             [row["runtime_mode"], int(row["num_tokens"]), int(row["unpadded_tokens"])]
             for row in run.served
         ]
         # Model runner V2 has such statistics in later releases only.
-        assert run.seen["told"] in ([], told)
+        assert run.seen["dispatched"] in ([], written)
         if run.seen["runner"] == "V1":
-            assert run.seen["told"]
+            assert run.seen["dispatched"]
 
     def test_usage_is_the_timeline_added_up(self, run: Run) -> None:
         batch = ["runtime_mode", "num_tokens", "num_reqs", "uniform", "has_lora"]
@@ -176,21 +176,21 @@ class TestEveryEngine:
         )
 
     def test_memory_is_what_the_worker_keeps(self, run: Run) -> None:
-        told, kept = run.metadata["memory"], run.seen["memory"]
-        assert told["total_bytes"] == kept["total_memory"]
-        assert told["requested_bytes"] == kept["requested_memory"]
-        assert told["weights_bytes"] == kept["model_memory_usage"]
-        assert told["graphs_estimated_bytes"] == kept["cudagraph_memory_estimate"]
-        assert told["graphs_bytes"] == kept["graphs_bytes"]
-        assert told["kv_bytes"] == kept["available_kv_cache_memory_bytes"]
-        assert told["kv_allocated_bytes"] == kept["kv_allocated_bytes"]
-        assert told["blocks"] == kept["num_blocks"] == engine.BLOCKS
+        written, kept = run.metadata["memory"], run.seen["memory"]
+        assert written["total_bytes"] == kept["total_memory"]
+        assert written["requested_bytes"] == kept["requested_memory"]
+        assert written["weights_bytes"] == kept["model_memory_usage"]
+        assert written["graphs_estimated_bytes"] == kept["cudagraph_memory_estimate"]
+        assert written["graphs_bytes"] == kept["graphs_bytes"]
+        assert written["kv_bytes"] == kept["available_kv_cache_memory_bytes"]
+        assert written["kv_allocated_bytes"] == kept["kv_allocated_bytes"]
+        assert written["blocks"] == kept["num_blocks"] == engine.BLOCKS
 
     def test_memory_adds_up_to_what_was_asked_for(self, run: Run) -> None:
-        told = run.metadata["memory"]
+        written = run.metadata["memory"]
         parts = ("weights_bytes", "activation_bytes", "non_torch_bytes", "kv_bytes")
-        estimate = told["graphs_estimated_bytes"] * told["graphs_estimate_applied"]
-        assert sum(told[part] for part in parts) + estimate == told["requested_bytes"]
+        estimate = written["graphs_estimated_bytes"] * written["graphs_estimate_applied"]
+        assert sum(written[part] for part in parts) + estimate == written["requested_bytes"]
 
     def test_gpu_memory_is_sampled(self, run: Run) -> None:
         (gpu,) = run.metadata["gpus"]
@@ -210,9 +210,9 @@ class TestEveryEngine:
         for event, name in (("allocate", "allocated"), ("reuse", "reused"), ("free", "freed")):
             assert engine.moved(run.session, event) == counted[name], event
         for column in ("lifetime", "idle"):
-            told = evictions[f"{column}_sec"].mean()
+            written = evictions[f"{column}_sec"].mean()
             # Both look at the clock, one after the other, while others may have the processor.
-            assert told == pytest.approx(counted[f"mean_{column}"], abs=0.01)
+            assert written == pytest.approx(counted[f"mean_{column}"], abs=0.01)
         steps = engine.rows(run.session, "scheduler_steps")
         assert engine.total(steps, "preempted_reqs") == counted["preemptions"] > 0
 
@@ -261,13 +261,13 @@ class TestModes:
         assert {row["runtime_mode"] for row in run.timeline} == {"NONE"}
         assert run.metadata["cuda_graphs"]["resolved"] == "NONE"
 
-    def test_time_on_the_gpu_is_told_where_asked_for(self, cuda: CudaLab, runner: str) -> None:
+    def test_time_on_the_gpu_is_recorded_where_asked_for(self, cuda: CudaLab, runner: str) -> None:
         run = engine_of(cuda, runner, "piecewise, timed")
         timed = [row for row in run.timeline if row["gpu_us"]]
         replayed = [row for row in run.timeline if row["num_graphs"] != "0"]
         assert timed == replayed != []
-        told = sum(float(row["total_gpu_sec"] or 0) for row in run.usage)
-        assert told == pytest.approx(sum(int(row["gpu_us"]) for row in timed) / 1e6, rel=0.02)
+        written = sum(float(row["total_gpu_sec"] or 0) for row in run.usage)
+        assert written == pytest.approx(sum(int(row["gpu_us"]) for row in timed) / 1e6, rel=0.02)
 
     def test_and_only_there(self, default: Run) -> None:
         assert not any(row["gpu_us"] for row in default.timeline)

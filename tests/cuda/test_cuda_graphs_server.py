@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm serve`` on a GPU: what its engine's process tells, against what was asked for."""
+"""``vllm serve`` on a GPU: what its engine's process says, against what was asked for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_requests_are_those_answered(served: Served) -> None:
     assert {row["output_length"] for row in recorded} == {OUTPUT}
 
 
-def test_worker_and_engine_are_told(served: Served) -> None:
+def test_worker_and_engine_are_recorded(served: Served) -> None:
     known = engine.metadata(served.session)
     assert known["complete"]
     assert {process["role"] for process in known["processes"]} == {"engine", "worker"}

@@ -162,7 +162,7 @@ def test_a_reset_empties_the_cache(session: Path) -> None:
     assert engine.moved(session, "cache") == len(evictions)
 
 
-def test_the_guides_snippets_run(session: Path) -> None:
+def test_the_snippets_of_the_tables_page_run(session: Path) -> None:
     evictions = pd.read_csv(session / "kv_cache_evictions.csv")
     assert evictions["lifetime_sec"].mean() > evictions["idle_sec"].mean() > 0
     usage = pd.read_csv(session / "kv_cache_usage.csv")

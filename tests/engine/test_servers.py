@@ -161,7 +161,7 @@ def test_requests_are_those_that_vllm_counts(served: Served) -> None:
     assert engine.total(steps, "finished_reqs") == len(answered)
 
 
-def test_an_aborted_request_tells_how_far_it_came(served: Served) -> None:
+def test_an_aborted_request_says_how_far_it_came(served: Served) -> None:
     (aborted,) = (row for row in engine.requests(served.session) if row["finish_reason"] == "abort")
     assert aborted["input_length"] == 100
     assert 5 <= aborted["output_length"] < 1500

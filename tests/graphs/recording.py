@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 @dataclass
-class Told:
+class Recorded:
     """What a journal says.
 
     ``captures`` has the number of the entry of each graph and what it took in KiB, None where that
@@ -77,7 +77,7 @@ class Recording:
         """Record this model runner's executions too."""
         executions.watch(runner, executions.Executions(self.graphs))
 
-    def end(self) -> Told:
+    def end(self) -> Recorded:
         """End it as a worker's end does; returns what was recorded."""
         if self.recorder.active:
             self.graphs.close()
@@ -85,38 +85,38 @@ class Recording:
         return read(self.journal)
 
 
-def read(journal: Path) -> Told:
+def read(journal: Path) -> Recorded:
     """What is in a journal by now."""
-    told = Told()
+    found = Recorded()
     batches: dict[int, Batch] = {}
-    for op, event in _events(journal, told):
+    for op, event in _events(journal, found):
         if op == Op.GRAPH:
             *batch, source, kind, part = json.loads(event[2])
-            assert event[1] == len(told.entries) + 1
+            assert event[1] == len(found.entries) + 1
             known = None if batch == [None] * 5 else tuple(batch)
-            told.entries[event[1]] = Entry(known, source, kind, part)
+            found.entries[event[1]] = Entry(known, source, kind, part)
         elif op == Op.BATCH:
             assert event[1] not in batches
             batches[event[1]] = tuple(json.loads(event[2]))
         elif op == Op.CAPTURE:
             ended, began, entry, kib = event
             assert began <= ended
-            told.captures.append((entry, kib - 1 if kib else None))
+            found.captures.append((entry, kib - 1 if kib else None))
         elif op == Op.EXECUTION:
             ended, batch, tokens, entry, replayed, launch, gpu, dummy = event
-            executed = batches[batch] if batch else told.entries[entry].batch
+            executed = batches[batch] if batch else found.entries[entry].batch
             assert executed is not None
-            told.executions.append(Execution(executed, tokens, replayed, dummy))
-            told.replayed_entries.append(entry)
-            told.times.append((launch, gpu - 1 if gpu else None))
-            told.order.append(ended)
+            found.executions.append(Execution(executed, tokens, replayed, dummy))
+            found.replayed_entries.append(entry)
+            found.times.append((launch, gpu - 1 if gpu else None))
+            found.order.append(ended)
         elif op != Op.LOST:
             assert op == Op.REPLAY
-            told.replays.append((event[1], event[2]))
-    return told
+            found.replays.append((event[1], event[2]))
+    return found
 
 
-def _events(journal: Path, told: Told) -> Iterator[tuple[int, Any]]:
+def _events(journal: Path, found: Recorded) -> Iterator[tuple[int, Any]]:
     reader = JournalReader(journal)
     while frames := reader.read():
         for kind, payload in frames:
@@ -124,6 +124,6 @@ def _events(journal: Path, told: Told) -> Iterator[tuple[int, Any]]:
                 for episode in episodes(payload, Shape(0, 0), lambda _: []):
                     yield from zip(episode.ops, episode.events, strict=True)
             elif kind is not Kind.HEADER:
-                told.status |= json.loads(payload)
+                found.status |= json.loads(payload)
     assert reader.offset == journal.stat().st_size
     reader.close()

@@ -14,7 +14,7 @@ from profilemate.record.recorder import Recorder
 
 
 class Tomorrow:
-    """A CUDAGraph whose replay can be told on which stream to run."""
+    """A CUDAGraph whose replay takes the stream to run on."""
 
     def capture_begin(self) -> None: ...
 

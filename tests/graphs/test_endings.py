@@ -75,7 +75,7 @@ def test_a_full_disk(
 
 @pytest.mark.parametrize("name", ["begin", "end"])
 @pytest.mark.parametrize("where", ["execute_model", "_dummy_run"])
-def test_executions_that_cannot_be_told(
+def test_executions_that_cannot_be_recorded(
     runner: Any,
     recording: Recording,
     monkeypatch: pytest.MonkeyPatch,
@@ -91,17 +91,17 @@ def test_executions_that_cannot_be_told(
     assert_runs(runner)
     # Nothing waits for the recording's end, which may never come.
     recording.recorder.flush()
-    told = read(recording.journal)
-    assert sum(graphs for _, graphs in told.replays) == runner.cuda.count("replay")
+    found = read(recording.journal)
+    assert sum(graphs for _, graphs in found.replays) == runner.cuda.count("replay")
     runner.capture_model()
     captured, replayed = runner.cuda.count("end"), runner.cuda.count("replay")
     said = capfd.readouterr().err
     assert said.count("profilemate") == 1
     assert f"no longer recorded: cuda_graph_timeline.csv ({where}: LookupError: lost)" in said
-    told = recording.end()
-    assert set(told.status["lost"]) == {"executions"}
-    assert len(told.captures) == captured
-    assert sum(graphs for _, graphs in told.replays) == replayed
+    found = recording.end()
+    assert set(found.status["lost"]) == {"executions"}
+    assert len(found.captures) == captured
+    assert sum(graphs for _, graphs in found.replays) == replayed
 
 
 def fail(*_: Any) -> None:
@@ -116,7 +116,7 @@ def fail(*_: Any) -> None:
         (graphs.Graphs, "end", "capture_end"),
     ],
 )
-def test_graphs_that_cannot_be_told(
+def test_graphs_that_cannot_be_recorded(
     runner: Any,
     recording: Recording,
     monkeypatch: pytest.MonkeyPatch,
@@ -125,7 +125,7 @@ def test_graphs_that_cannot_be_told(
     name: str,
     where: str,
 ) -> None:
-    """What hangs on CUDA graphs ends, and is told in one line."""
+    """What hangs on CUDA graphs ends, and one line says so."""
     import torch
 
     monkeypatch.setattr(owner, name, fail)
@@ -140,7 +140,7 @@ def test_graphs_that_cannot_be_told(
     assert f"cuda_graph_timeline.csv ({where}: LookupError: lost)" in said
     lost = recording.end().status["lost"]
     assert set(lost) == {"graphs", "executions"}
-    assert {told["reason"] for told in lost.values()} == {f"{where}: LookupError: lost"}
+    assert {loss["reason"] for loss in lost.values()} == {f"{where}: LookupError: lost"}
 
 
 def test_a_fork(runner: Any, recording: Recording) -> None:
@@ -156,9 +156,9 @@ def test_a_fork(runner: Any, recording: Recording) -> None:
     assert os.waitpid(child, 0)[1] == 0
     before = len(runner.seen)
     runner.execute_model(decode(3))
-    told = recording.end()
-    assert told.executions == runner.seen
-    assert told.executions[before:] == [Execution(("FULL", 4, 4, 1, 0), 3, 1)]
+    found = recording.end()
+    assert found.executions == runner.seen
+    assert found.executions[before:] == [Execution(("FULL", 4, 4, 1, 0), 3, 1)]
 
 
 def test_two_recordings_that_end_one_by_one(
@@ -175,9 +175,9 @@ def test_two_recordings_that_end_one_by_one(
     assert recording.end().executions == first.seen
     second.execute_model(Output([5]))
     first.execute_model(Output([5]))
-    told = other.end()
-    assert told.executions == second.seen
-    assert not told.replays
+    found = other.end()
+    assert found.executions == second.seen
+    assert not found.replays
     assert_is_vllms_own(first)
     assert_is_vllms_own(second)
 

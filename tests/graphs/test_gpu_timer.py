@@ -17,7 +17,7 @@ from tests.graphs.steps import Output, decode
 
 
 class Gpu:
-    """In place of ``torch.cuda``: a GPU that works off what was launched when it is told to.
+    """In place of ``torch.cuda``: a GPU that works off what was launched when it is asked to.
 
     Each event passes 0.5 ms after the one before. ``launched`` counts the events that were
     recorded, ``passed`` those that have passed; ``made`` those that there are.
@@ -77,19 +77,19 @@ def interval(timer: GpuTimer) -> Any:
     return begun
 
 
-def test_what_was_launched_first_is_told_first_and_nothing_before_it_passed() -> None:
-    gpu, told = Gpu(), []
+def test_what_was_launched_first_is_reported_first_and_nothing_before_it_passed() -> None:
+    gpu, reported = Gpu(), []
     timer = GpuTimer(gpu)
-    timer.when_done([interval(timer)], lambda ns: told.append(("first", ns)))
-    timer.when_done([], lambda ns: told.append(("without", ns)))
-    timer.when_done([interval(timer), interval(timer)], lambda ns: told.append(("two", ns)))
-    assert told == []
+    timer.when_done([interval(timer)], lambda ns: reported.append(("first", ns)))
+    timer.when_done([], lambda ns: reported.append(("without", ns)))
+    timer.when_done([interval(timer), interval(timer)], lambda ns: reported.append(("two", ns)))
+    assert reported == []
     gpu.passed = 2
-    timer.when_done([], lambda ns: told.append(("last", ns)))
-    assert told == [("first", HALF_MS), ("without", 0)]
+    timer.when_done([], lambda ns: reported.append(("last", ns)))
+    assert reported == [("first", HALF_MS), ("without", 0)]
     gpu.catch_up()
     timer.give_up()
-    assert told[2:] == [("two", 2 * HALF_MS), ("last", 0)]
+    assert reported[2:] == [("two", 2 * HALF_MS), ("last", 0)]
 
 
 def test_events_are_used_again_once_they_passed() -> None:
@@ -107,17 +107,17 @@ def test_a_gpu_that_never_answers_costs_a_bounded_number_of_events(
 ) -> None:
     monkeypatch.setattr(gpu_timer, "MAX_INTERVALS", 6)
     monkeypatch.setattr(gpu_timer, "MAX_WAITING", 3)
-    gpu, told = Gpu(), []
+    gpu, reported = Gpu(), []
     timer = GpuTimer(gpu)
     for _ in range(3):
-        timer.when_done([interval(timer), interval(timer)], told.append)
+        timer.when_done([interval(timer), interval(timer)], reported.append)
     assert timer.begin() is None
-    timer.when_done([], told.append)
-    assert told == [NOT_MEASURED]
+    timer.when_done([], reported.append)
+    assert reported == [NOT_MEASURED]
     # What was given up makes room for others.
     assert timer.begin() is not None
     timer.give_up()
-    assert told == [NOT_MEASURED] * 4
+    assert reported == [NOT_MEASURED] * 4
 
 
 def test_nothing_is_timed_while_a_graph_is_captured() -> None:
@@ -143,17 +143,17 @@ def runner(toys: Any, model: Path, cuda: Any, gpu: Gpu, tmp_path: Path) -> Itera
     recording.recorder.close()
 
 
-def test_executions_are_told_in_order_with_their_times(runner: Any, gpu: Gpu) -> None:
+def test_executions_are_recorded_in_order_with_their_times(runner: Any, gpu: Gpu) -> None:
     assert gpu.launched == 0
     runner.runner.seen.clear()
     for step in (decode(1), Output([5]), Output([30]), decode(3)):
         runner.run(step)
     gpu.catch_up()
     runner.run(decode(2))
-    told = runner.recording.end()
-    assert told.executions[-5:] == runner.runner.seen
-    assert [gpu_ns for _, gpu_ns in told.times[-5:]] == [HALF_MS, 3 * HALF_MS, None, HALF_MS, None]
-    assert told.order == sorted(told.order)
+    found = runner.recording.end()
+    assert found.executions[-5:] == runner.runner.seen
+    assert [gpu_ns for _, gpu_ns in found.times[-5:]] == [HALF_MS, 3 * HALF_MS, None, HALF_MS, None]
+    assert found.order == sorted(found.order)
 
 
 def test_replays_outside_executions_are_timed_too(runner: Any, gpu: Gpu) -> None:
@@ -165,8 +165,8 @@ def test_replays_outside_executions_are_timed_too(runner: Any, gpu: Gpu) -> None
     graph.replay()
     graph.replay()
     gpu.catch_up()
-    told = runner.recording.end()
-    assert [graphs for _, graphs in told.replays] == [2]
+    found = runner.recording.end()
+    assert [graphs for _, graphs in found.replays] == [2]
     assert gpu.launched == 4
 
 
@@ -176,9 +176,9 @@ def test_what_is_not_timed_whole_has_no_time(
     monkeypatch.setattr(gpu_timer, "MAX_INTERVALS", 2)
     runner.run(Output([5]))
     gpu.catch_up()
-    told = runner.recording.end()
-    assert told.executions[-1].graphs == 3
-    assert told.times[-1][1] is None
+    found = runner.recording.end()
+    assert found.executions[-1].graphs == 3
+    assert found.times[-1][1] is None
 
 
 def test_events_that_fail_end_the_recording_and_not_the_replay(
@@ -209,5 +209,5 @@ def test_two_workers_of_one_process_share_their_events(
         gpu.catch_up()
     runner.execute_model(Output([30]))
     first.end()
-    told = second.end()
-    assert [gpu_ns for _, gpu_ns in told.times[-7:]] == [HALF_MS] * 6 + [None]
+    found = second.end()
+    assert [gpu_ns for _, gpu_ns in found.times[-7:]] == [HALF_MS] * 6 + [None]

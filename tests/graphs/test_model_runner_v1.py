@@ -46,27 +46,27 @@ def test_start_up_and_serving(runner: Any, cuda: Any, recording: Recording) -> N
     for step in steps:
         output = runner.execute_model(scheduler_output=step)
         assert output.tolist() == runner.outputs(step.total_num_scheduled_tokens)
-    told = recording.end()
+    found = recording.end()
 
     piecewise = [("PIECEWISE", size, None, 0, 0) for size in SIZES]
     full = [("FULL", size, size, 1, 0) for size in SIZES if size <= 8]
     wanted = [*piecewise[::-1], *full[::-1]]
-    entries = list(told.entries.values())
+    entries = list(found.entries.values())
     assert [entry.batch for entry in entries if entry.kind == "capture"] == wanted
     assert [entry.batch for entry in entries if entry.kind == "profiling"] == [
         *wanted[:2],
         *full[::-1][:2],
     ]
     assert {(entry.source, entry.part) for entry in entries} == {("CUDAGraphWrapper", "model")}
-    for number, entry in told.entries.items():
-        assert told.graphs_of(number) == (3 if entry.batch[0] == "PIECEWISE" else 1)
-    assert len(told.captures) == cuda.count("end")
-    kinds = [told.entries[number].kind for number, _ in told.captures]
+    for number, entry in found.entries.items():
+        assert found.graphs_of(number) == (3 if entry.batch[0] == "PIECEWISE" else 1)
+    assert len(found.captures) == cuda.count("end")
+    kinds = [found.entries[number].kind for number, _ in found.captures]
     assert kinds == ["profiling"] * trials + ["capture"] * (len(kinds) - trials)
-    assert sum(kib for _, kib in told.captures[trials:]) * 1024 == taken
+    assert sum(kib for _, kib in found.captures[trials:]) * 1024 == taken
 
-    assert told.executions == runner.seen
-    assert told.executions[began:] == [
+    assert found.executions == runner.seen
+    assert found.executions[began:] == [
         Execution(("FULL", 1, 1, 1, 0), 1, 1),
         Execution(FULL_4, 3, 1),
         Execution(PIECEWISE_8, 5, 3),
@@ -74,8 +74,8 @@ def test_start_up_and_serving(runner: Any, cuda: Any, recording: Recording) -> N
         Execution(PIECEWISE_8, 7, 3),
         Execution(("FULL", 8, 8, 1, 0), 8, 1),
     ]
-    assert not told.replays
-    for execution, (launch, gpu) in zip(told.executions, told.times, strict=True):
+    assert not found.replays
+    for execution, (launch, gpu) in zip(found.executions, found.times, strict=True):
         assert bool(launch) == bool(execution.graphs)
         assert gpu is None
 
@@ -86,11 +86,11 @@ def test_a_shape_captured_while_serving_is_captured_first_and_replayed_then(
     for _ in range(3):
         output = runner.execute_model(Output([5]))
         assert output.tolist() == runner.outputs(5)
-    told = recording.end()
+    found = recording.end()
     assert (cuda.count("end"), cuda.count("replay")) == (3, 6)
-    assert [entry.batch for entry in told.entries.values()] == [PIECEWISE_8]
-    assert told.graphs_of(1) == 3
-    assert told.executions == [Execution(PIECEWISE_8, 5, graphs) for graphs in (0, 3, 3)]
+    assert [entry.batch for entry in found.entries.values()] == [PIECEWISE_8]
+    assert found.graphs_of(1) == 3
+    assert found.executions == [Execution(PIECEWISE_8, 5, graphs) for graphs in (0, 3, 3)]
 
 
 def test_cleared_graphs_are_captured_anew_as_new_entries(runner: Any, recording: Recording) -> None:
@@ -100,11 +100,11 @@ def test_cleared_graphs_are_captured_anew_as_new_entries(runner: Any, recording:
         runner.execute_model(Output([5]))
         runner.execute_model(Output([5]))
         CUDAGraphWrapper.clear_all_graphs()
-    told = recording.end()
-    assert [entry.batch for entry in told.entries.values()] == [PIECEWISE_8] * 2
-    assert [told.graphs_of(number) for number in (1, 2)] == [3, 3]
-    assert told.replayed_entries == [0, 1, 0, 2]
-    assert told.executions == runner.seen
+    found = recording.end()
+    assert [entry.batch for entry in found.entries.values()] == [PIECEWISE_8] * 2
+    assert [found.graphs_of(number) for number in (1, 2)] == [3, 3]
+    assert found.replayed_entries == [0, 1, 0, 2]
+    assert found.executions == runner.seen
 
 
 def test_pieces_captured_anew_while_their_old_context_is_alive_are_a_new_entry(
@@ -127,9 +127,9 @@ def test_pieces_captured_anew_while_their_old_context_is_alive_are_a_new_entry(
     for _ in range(2):
         runner.execute_model(Output([5]))
         CUDAGraphWrapper.clear_all_graphs()
-    told = recording.end()
-    assert [told.graphs_of(number) for number in told.entries] == [3, 3]
-    assert told.executions == runner.seen
+    found = recording.end()
+    assert [found.graphs_of(number) for number in found.entries] == [3, 3]
+    assert found.executions == runner.seen
 
 
 def test_an_exception_of_the_model_passes_and_recording_goes_on(
@@ -142,10 +142,10 @@ def test_an_exception_of_the_model_passes_and_recording_goes_on(
     assert raised.value is error
     started.fail_with = None
     started.execute_model(decode(3))
-    told = recording.end()
+    found = recording.end()
     # It had been dispatched, and nothing was replayed.
-    assert told.executions[-2] == Execution(("NONE", 4, None, 0, 0), 3, 0)
-    assert told.executions[-1:] == started.seen == [Execution(FULL_4, 3, 1)]
+    assert found.executions[-2] == Execution(("NONE", 4, None, 0, 0), 3, 0)
+    assert found.executions[-1:] == started.seen == [Execution(FULL_4, 3, 1)]
 
 
 def test_an_exception_before_anything_is_dispatched_is_no_execution(
@@ -154,9 +154,9 @@ def test_an_exception_before_anything_is_dispatched_is_no_execution(
     with pytest.raises(ZeroDivisionError):
         started.execute_model(_Odd([7]))
     started.execute_model(decode(3))
-    told = recording.end()
-    assert told.executions[-1:] == started.seen
-    assert told.executions[-2].dummy
+    found = recording.end()
+    assert found.executions[-1:] == started.seen
+    assert found.executions[-2].dummy
 
 
 class _Odd(Output):
@@ -188,11 +188,11 @@ def test_an_exception_while_capturing_passes_and_recording_goes_on(
     runner.model.runnable = whole
     for _ in range(2):
         assert runner.execute_model(decode(3)).tolist() == runner.outputs(3)
-    told = recording.end()
-    assert told.executions[-2:] == runner.seen
+    found = recording.end()
+    assert found.executions[-2:] == runner.seen
     # What was begun and given up is an entry that is never replayed.
-    assert [entry.batch for entry in told.entries.values()] == [FULL_4] * 2
-    assert told.replayed_entries[-2:] == [0, 2]
+    assert [entry.batch for entry in found.entries.values()] == [FULL_4] * 2
+    assert found.replayed_entries[-2:] == [0, 2]
 
 
 def test_an_exception_of_a_replay_passes_and_recording_goes_on(
@@ -247,10 +247,10 @@ def test_eager_is_recorded_as_such(toys: Any, model: Path, cuda: Any, recording:
     assert runner.capture_model() == 0
     runner.execute_model(decode(3))
     runner.execute_model(Output([9]))
-    told = recording.end()
-    assert (told.entries, told.captures) == ({}, [])
-    assert told.executions == runner.seen
-    assert [execution.batch for execution in told.executions] == [
+    found = recording.end()
+    assert (found.entries, found.captures) == ({}, [])
+    assert found.executions == runner.seen
+    assert [execution.batch for execution in found.executions] == [
         ("NONE", 3, None, 0, 0),
         ("NONE", 9, None, 0, 0),
     ]

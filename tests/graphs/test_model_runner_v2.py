@@ -51,7 +51,7 @@ def test_start_up_and_serving(runner: Any, cuda: Any, recording: Recording) -> N
         output = runner.execute_model(step)
         assert output.tolist() == runner.outputs(step.total_num_scheduled_tokens)
     runner._dummy_run(2)
-    told = recording.end()
+    found = recording.end()
 
     pieces = "BreakableCUDAGraphWrapper" if runner.breakable else "CUDAGraphWrapper"
     profiled = [
@@ -62,16 +62,16 @@ def test_start_up_and_serving(runner: Any, cuda: Any, recording: Recording) -> N
         *[Entry(batch, pieces) for batch in PIECEWISE[::-1]],
         *[Entry(batch, "CudaGraphManager") for batch in FULL[::-1]],
     ]
-    assert list(told.entries.values()) == [*profiled, *captured]
+    assert list(found.entries.values()) == [*profiled, *captured]
     # A breakable graph ends with what follows its last attention, even if that is nothing.
     graphs = runner.pieces + 1 if runner.breakable else runner.pieces
-    for number, entry in told.entries.items():
-        assert told.graphs_of(number) == (graphs if entry.batch[0] == "PIECEWISE" else 1)
-    assert len(told.captures) == cuda.count("end")
-    assert sum(kib for _, kib in told.captures[trials:]) * 1024 == taken
+    for number, entry in found.entries.items():
+        assert found.graphs_of(number) == (graphs if entry.batch[0] == "PIECEWISE" else 1)
+    assert len(found.captures) == cuda.count("end")
+    assert sum(kib for _, kib in found.captures[trials:]) * 1024 == taken
 
-    assert told.executions == runner.seen
-    assert told.executions == [
+    assert found.executions == runner.seen
+    assert found.executions == [
         Execution(("NONE", 20, None, 0, 0), 20, 0, dummy=1),
         Execution(FULL[0], 1, 1),
         Execution(FULL[2], 3, 1),
@@ -81,7 +81,7 @@ def test_start_up_and_serving(runner: Any, cuda: Any, recording: Recording) -> N
         Execution(FULL[3], 8, 1),
         Execution(FULL[1], 2, 1, dummy=1),
     ]
-    assert not told.replays
+    assert not found.replays
 
 
 def test_released_graphs_are_captured_anew_as_new_entries(
@@ -95,13 +95,13 @@ def test_released_graphs_are_captured_anew_as_new_entries(
         runner.execute_model(decode(3))
         runner.cudagraph_manager.release_graphs()
         CUDAGraphWrapper.clear_all_graphs()
-    told = recording.end()
+    found = recording.end()
     each = len(FULL) + len(PIECEWISE)
-    assert len(told.entries) == 2 * each
-    first, second = told.replayed_entries[:2], told.replayed_entries[2:]
+    assert len(found.entries) == 2 * each
+    first, second = found.replayed_entries[:2], found.replayed_entries[2:]
     assert [number + each for number in first] == second
-    assert [told.entries[number].batch for number in first] == [PIECEWISE[3], FULL[2]]
-    assert told.executions == runner.seen
+    assert [found.entries[number].batch for number in first] == [PIECEWISE[3], FULL[2]]
+    assert found.executions == runner.seen
 
 
 def test_a_step_without_tokens_is_no_execution(runner: Any, recording: Recording) -> None:

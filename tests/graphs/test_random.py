@@ -116,17 +116,17 @@ def test_random(model: Path, groups: None, pieces: int, asked: list[Any]) -> Non
                 number, graph = by_hand[argument % len(by_hand)]
                 graph.replay()
                 expected.replays[number] = expected.replays.get(number, 0) + 1
-        told = recording.end()
+        found = recording.end()
 
-    assert [(entry.batch, entry.source) for entry in told.entries.values()] == expected.entries
-    assert [told.graphs_of(number) for number in told.entries] == expected.graphs
-    assert told.executions == expected.executions
+    assert [(entry.batch, entry.source) for entry in found.entries.values()] == expected.entries
+    assert [found.graphs_of(number) for number in found.entries] == expected.graphs
+    assert found.executions == expected.executions
     replays: dict[int, int] = {}
-    for number, graphs in told.replays:
+    for number, graphs in found.replays:
         replays[number] = replays.get(number, 0) + graphs
     assert replays == expected.replays
     assert cuda.count("replay") == sum(replays.values()) + sum(
-        execution.graphs for execution in told.executions
+        execution.graphs for execution in found.executions
     )
 
 

@@ -78,13 +78,13 @@ def test_microbatches(cuda: Any, recording: Recording, monkeypatch: pytest.Monke
                 inputs_embeds=None,
             )
         assert output.tolist() == (inputs * 2).tolist()
-    told = recording.end()
+    found = recording.end()
     assert (cuda.count("end"), cuda.count("replay")) == (2, 2)
-    assert list(told.entries.values()) == [
+    assert list(found.entries.values()) == [
         Entry(("FULL", 8, None, 0, 0), "UBatchWrapper"),
         Entry(("FULL", 2, 2, 1, 0), "CUDAGraphWrapper"),
     ]
-    assert told.replays == [(1, 2)]
+    assert found.replays == [(1, 2)]
 
 
 class Encoder:
@@ -139,12 +139,12 @@ def test_encoder(cuda: Any, recording: Recording) -> None:
         output = manager._run_budget_graph({"pixels": torch.arange(3.0)}, budget)
         assert output is not None
         assert output.tolist() == [0, 3, 6] + [0] * (budget - 3)
-    told = recording.end()
-    assert list(told.entries.values()) == [
+    found = recording.end()
+    assert list(found.entries.values()) == [
         Entry(("FULL", budget, None, 0, 0), "EncoderCudaGraphManager", part="encoder")
         for budget in (16, 4)
     ]
-    assert sorted(told.replays) == [(1, 2), (2, 1)]
+    assert sorted(found.replays) == [(1, 2), (2, 1)]
     assert cuda.count("replay") == 3
 
 
@@ -158,43 +158,43 @@ def test_drafter(toys: Any, model: Path, cuda: Any, recording: Recording) -> Non
     runner.propose(2)
     runner.execute_model(Output([5]))
     runner.propose(8)
-    told = recording.end()
+    found = recording.end()
     drafts = {
         entry.batch[1]: number
-        for number, entry in told.entries.items()
+        for number, entry in found.entries.items()
         if entry.part == "drafter" and entry.source == "CUDAGraphWrapper"
     }
     assert sorted(drafts) == [2, 4, 8, 16, 32]
-    assert {told.graphs_of(number) for number in drafts.values()} == {2}
-    models = [entry.batch for entry in told.entries.values() if entry.part == "model"]
+    assert {found.graphs_of(number) for number in drafts.values()} == {2}
+    models = [entry.batch for entry in found.entries.values() if entry.part == "model"]
     assert len(models) == len(set(models)) == 9
     # A batch that was captured is the model's, whatever the drafter captured after it.
-    assert told.executions == runner.seen
-    assert told.executions[captured:] == [
+    assert found.executions == runner.seen
+    assert found.executions[captured:] == [
         Execution(("FULL", 2, 2, 1, 0), 2, 1),
         Execution(("PIECEWISE", 8, None, 0, 0), 5, 3),
     ]
-    assert told.replays[-2:] == [(drafts[2], 4), (drafts[8], 2)]
+    assert found.replays[-2:] == [(drafts[2], 4), (drafts[8], 2)]
     # At start-up, those of FULL were captured after those of PIECEWISE had been.
-    assert told.replays[:-2] == [(drafts[size], 2) for size in (16, 8, 4, 2)]
+    assert found.replays[:-2] == [(drafts[size], 2) for size in (16, 8, 4, 2)]
 
 
 def test_a_graph_that_nobody_named(cuda: Any, recording: Recording) -> None:
     graph = capture(cuda.graph_class())
     graph.replay()
     graph.replay()
-    told = recording.end()
-    assert list(told.entries.values()) == [UNKNOWN]
-    assert told.captures == [(1, cuda.graph_bytes >> 10)]
-    assert told.replays == [(1, 2)]
+    found = recording.end()
+    assert list(found.entries.values()) == [UNKNOWN]
+    assert found.captures == [(1, cuda.graph_bytes >> 10)]
+    assert found.replays == [(1, 2)]
 
 
 def test_a_graph_captured_before_anybody_watched(cuda: Any, tmp_path: Path) -> None:
     graph = capture(cuda.graph_class())
     recording = Recording(tmp_path / "worker0.journal", cuda.graph_class)
     graph.replay()
-    told = recording.end()
-    assert (told.entries, told.captures, told.replays) == ({}, [], [(0, 1)])
+    found = recording.end()
+    assert (found.entries, found.captures, found.replays) == ({}, [], [(0, 1)])
 
 
 @pytest.mark.parametrize("is_capture_seen", [True, False])
@@ -226,14 +226,14 @@ def test_unknown_graphs_of_an_execution_are_those_that_it_was_dispatched_to(
         (runner.model.runnable),
     )
     runner.execute_model(Output([30]))
-    told = recording.end()
-    assert told.executions[-3:] == [
+    found = recording.end()
+    assert found.executions[-3:] == [
         Execution(("FULL", 4, 4, 1, 0), 3, 1),
         Execution(("NONE", 30, None, 0, 0), 30, 0),
         # An eager batch's graphs are no part of it.
         Execution(("NONE", 30, None, 0, 0), 30, 0),
     ]
-    assert told.replays == [(len(told.entries), 1)]
+    assert found.replays == [(len(found.entries), 1)]
 
 
 def test_memory_is_not_known_where_it_cannot_be_asked(
@@ -307,10 +307,10 @@ def test_names_of_old_releases(toys: Any, model: Path, cuda: Any, recording: Rec
     runner.execute_model(decode(4))
     runner.execute_model(Output([9]))
     runner._dummy_run(5)
-    told = recording.end()
+    found = recording.end()
     full = ("FULL", 4, None, 1, 0)
-    assert list(told.entries.values()) == [Entry(full, "CUDAGraphWrapper")]
-    assert told.executions == [
+    assert list(found.entries.values()) == [Entry(full, "CUDAGraphWrapper")]
+    assert found.executions == [
         Execution(full, 3, 0),
         Execution(full, 4, 1),
         Execution(("NONE", 9, None, 0, 0), 9, 0),
@@ -354,11 +354,11 @@ def test_pieces_of_older_releases(cuda: Any, recording: Recording) -> None:
     recording.watch(runner)
     for step in (decode(3), decode(4), Output([9]), decode(0)):
         runner.execute_model(step)
-    told = recording.end()
+    found = recording.end()
     piecewise = ("PIECEWISE", 4, None, 0, 0)
-    assert list(told.entries.values()) == [Entry(piecewise, "CUDAPiecewiseBackend")]
-    assert told.graphs_of(1) == 2
-    assert told.executions == [
+    assert list(found.entries.values()) == [Entry(piecewise, "CUDAPiecewiseBackend")]
+    assert found.graphs_of(1) == 2
+    assert found.executions == [
         Execution(piecewise, 3, 0),
         Execution(piecewise, 4, 2),
         Execution(("NONE", 9, None, 0, 0), 9, 0),

@@ -13,7 +13,7 @@ import pytest
 
 from profilemate.format.journal import JournalReader
 from tests.graphs.executor import GIB, UUID, make, start
-from tests.graphs.recording import Execution, Told, read
+from tests.graphs.recording import Execution, Recorded, read
 from tests.graphs.steps import Output, decode
 from tests.kv.recording import only_session, wait_until_written
 
@@ -27,8 +27,8 @@ def header(path: Path) -> dict[str, Any]:
     reader = JournalReader(path)
     (_, first), *_ = reader.read()
     reader.close()
-    told: dict[str, Any] = json.loads(first)
-    return told
+    found: dict[str, Any] = json.loads(first)
+    return found
 
 
 @pytest.mark.parametrize("name", ["Worker", "Worker032"])
@@ -43,16 +43,16 @@ def test_a_worker(model: Path, sessions: Path, cuda: Any, name: str) -> None:
     seen = worker.model_runner.seen
     del worker
     gc.collect()
-    told = read(journal(sessions))
+    found = read(journal(sessions))
 
-    assert len(told.captures) == captured
-    assert told.executions[:began] == [execution._replace(dummy=1) for execution in seen[:began]]
-    assert told.executions[began:] == seen[began:]
+    assert len(found.captures) == captured
+    assert found.executions[:began] == [execution._replace(dummy=1) for execution in seen[:began]]
+    assert found.executions[began:] == seen[began:]
     assert seen[began:] == [
         Execution(("FULL", 4, 4, 1, 0), 3, 1),
         Execution(("PIECEWISE", 8, None, 0, 0), 5, 3),
     ]
-    assert told.status["memory"] == {
+    assert found.status["memory"] == {
         "total_bytes": 80 * GIB,
         "requested_bytes": 72 * GIB,
         "weights_bytes": 14 * GIB,
@@ -77,7 +77,7 @@ def test_a_worker(model: Path, sessions: Path, cuda: Any, name: str) -> None:
         "runner": "V1",
     }
     assert (known["gpu_timing"], known["gpu_interval_sec"]) == (False, 1.0)
-    assert told.status["cuda_graphs"]["resolved"] == "FULL_AND_PIECEWISE"
+    assert found.status["cuda_graphs"]["resolved"] == "FULL_AND_PIECEWISE"
 
 
 def test_a_rank_of_several(model: Path, sessions: Path) -> None:
@@ -104,10 +104,10 @@ def test_two_workers_of_one_process(model: Path, sessions: Path, cuda: Any) -> N
     del second
     gc.collect()
     for rank in (0, 1):
-        told = read(journal(sessions, rank))
-        assert told.executions[began[rank] :] == seen[rank][began[rank] :]
-        assert not told.replays
-        assert len(told.captures) == cuda.count("end") / 2
+        found = read(journal(sessions, rank))
+        assert found.executions[began[rank] :] == seen[rank][began[rank] :]
+        assert not found.replays
+        assert len(found.captures) == cuda.count("end") / 2
     assert not hasattr(cuda.graph_class.replay, "__wrapped__")
 
 
@@ -130,8 +130,8 @@ def test_gpu_timing_is_off_unless_asked_for(
     assert header(journal(sessions))["gpu_timing"] is True
     del worker
     gc.collect()
-    told = read(journal(sessions))
-    assert [gpu_ns for _, gpu_ns in told.times[-2:]] == [HALF_MS, None]
+    found = read(journal(sessions))
+    assert [gpu_ns for _, gpu_ns in found.times[-2:]] == [HALF_MS, None]
 
 
 def test_without_a_gpu_nothing_is_recorded(model: Path, sessions: Path, cuda: Any) -> None:
@@ -149,7 +149,7 @@ def test_switched_off(model: Path, sessions: Path, monkeypatch: pytest.MonkeyPat
     assert "execute_model" not in vars(worker.model_runner)
 
 
-def test_a_worker_that_is_not_known_is_told_and_runs(
+def test_a_worker_that_is_not_known_is_reported_and_runs(
     toys: Any, model: Path, sessions: Path, cuda: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from tests.graphs.workers import Worker
@@ -190,9 +190,9 @@ def test_start_up_numbers_that_fail_do_not_end_the_recording(
     worker.execute_model(decode(3))
     del worker
     gc.collect()
-    told: Told = read(journal(sessions))
-    assert told.status["failed"] == {"capture_model": "LookupError: no such number"}
-    assert told.executions[-1] == Execution(("FULL", 4, 4, 1, 0), 3, 1)
+    found: Recorded = read(journal(sessions))
+    assert found.status["failed"] == {"capture_model": "LookupError: no such number"}
+    assert found.executions[-1] == Execution(("FULL", 4, 4, 1, 0), 3, 1)
 
 
 def test_tensors_in_one_allocation(model: Path) -> None:

@@ -50,7 +50,7 @@ class Piece:
 
 
 def attend(x: torch.Tensor) -> torch.Tensor:
-    """What is between two pieces, and writes where it was told to, as attention does."""
+    """What is between two pieces, and writes where it has to, as attention does."""
     return x.add_(1)
 
 
@@ -236,7 +236,7 @@ class DraftingRunner(Runner):
     def _dummy_run(self, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
         output = super()._dummy_run(num_tokens, *args, **kwargs)
         if kwargs.get("is_graph_capturing"):
-            # Twice as many: batches that the model does not have, so that they can be told apart.
+            # Twice as many: batches that the model does not have, so that they are distinct.
             self.propose(2 * num_tokens)
         return output
 

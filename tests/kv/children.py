@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-Tell = Callable[[Any], None]
+Say = Callable[[Any], None]
 
 
 class Child:
-    """A fork that runs one function; what that tells comes as JSON, a line each."""
+    """A fork that runs one function; what that says comes as JSON, a line each."""
 
-    def __init__(self, run: Callable[[Tell], None]) -> None:
+    def __init__(self, run: Callable[[Say], None]) -> None:
         reading, writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -30,7 +30,7 @@ class Child:
         self._lines = open(reading, encoding="utf-8")  # noqa: SIM115 (closed by ``end``)
 
     def next(self) -> Any:
-        """What the child tells next.
+        """What the child says next.
 
         Raises:
             EOFError: it has ended.
@@ -42,7 +42,7 @@ class Child:
         return json.loads(line)
 
     def rest(self) -> Iterator[Any]:
-        """Whatever it tells until it ends."""
+        """Whatever it says until it ends."""
         with suppress(EOFError):
             while True:
                 yield self.next()
@@ -57,11 +57,11 @@ class Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _run(run: Callable[[Tell], None], writing: int) -> None:
+def _run(run: Callable[[Say], None], writing: int) -> None:
     code = 1
     try:
         with open(writing, "w", encoding="utf-8", buffering=1) as pipe:
-            run(lambda told: print(json.dumps(told), file=pipe, flush=True))
+            run(lambda words: print(json.dumps(words), file=pipe, flush=True))
         code = 0
     except BaseException:
         os.write(2, traceback.format_exc().encode())

@@ -11,7 +11,7 @@ from typing import Any
 from tests.kv.recording import Row, Tables
 from tests.support.oracle import SKIPPED, Life, Oracle, State
 
-Told = tuple[int, int, int, int, int]
+UsageRow = tuple[int, int, int, int, int]
 """Held, cached, free, running and waiting of one usage row."""
 
 
@@ -37,11 +37,11 @@ def check_counts(tables: Tables, oracle: Oracle) -> None:
 
 
 def check_usage(tables: Tables, oracle: Oracle) -> None:
-    """The rows are the pool's states, one after the other, each told once."""
+    """The rows are the pool's states, one after the other, each once."""
     rows = tables.rows("kv_cache_usage.csv")
     for number, pool in enumerate(oracle.pools):
         mine = [row for row in rows if row["pool"] == number]
-        told = [
+        written = [
             (
                 row["num_blocks"],
                 row["cached_blocks"],
@@ -53,27 +53,27 @@ def check_usage(tables: Tables, oracle: Oracle) -> None:
         ]
         total = pool.num_gpu_blocks - 1
         assert all(row["total_blocks"] == total for row in mine)
-        assert all(held + cached + free == total for held, cached, free, *_ in told)
+        assert all(held + cached + free == total for held, cached, free, *_ in written)
         assert all(
             abs(row["usage_pct"] - 100 * row["num_blocks"] / total) <= 0.00501 for row in mine
         )
-        assert not any(before == after for before, after in pairwise(told))
-        _check_states(told, [state for state in oracle.states if state.pool == number])
+        assert not any(before == after for before, after in pairwise(written))
+        _check_states(written, [state for state in oracle.states if state.pool == number])
 
 
-def _check_states(told: list[Told], states: list[State]) -> None:
+def _check_states(written: list[UsageRow], states: list[State]) -> None:
     """Walk along both; a state that the oracle saw only part of must fit the row, too."""
     at = -1
     for state in states:
-        if at < 0 or not _fits(told[at], state):
+        if at < 0 or not _fits(written[at], state):
             at += 1
-        assert at < len(told), f"no row for {state}"
-        assert _fits(told[at], state), (told[at], state)
-    assert at == len(told) - 1
+        assert at < len(written), f"no row for {state}"
+        assert _fits(written[at], state), (written[at], state)
+    assert at == len(written) - 1
 
 
-def _fits(told: Told, state: State) -> bool:
-    held, cached, free, running, waiting = told
+def _fits(written: UsageRow, state: State) -> bool:
+    held, cached, free, running, waiting = written
     return (
         held == state.held
         and state.cached in (None, cached)
@@ -101,23 +101,23 @@ def check_usage_at(tables: Tables, oracle: Oracle, origin: int) -> None:
                 assert (state.held, state.cached) == (0, 0), f"no row up to {state}"
                 continue
             row = last[times[at]]
-            told = (
+            written = (
                 row["num_blocks"],
                 row["cached_blocks"],
                 row["free_blocks"],
                 row["running_reqs"],
                 row["waiting_reqs"],
             )
-            assert _fits(told, state), (told, state)
+            assert _fits(written, state), (written, state)
 
 
 def check_moves(tables: Tables, oracle: Oracle, origin: int) -> None:
     """Time, event, request, blocks, step, pool and group of every call that moved blocks.
 
     Calls that say the same of the same request in one step are taken together: the tables may
-    tell them apart where blocks are cached one by one.
+    have a row for each where blocks are cached one by one.
     """
-    told: Counter[Hashable] = Counter()
+    written: Counter[Hashable] = Counter()
     evicted: Counter[Hashable] = Counter()
     for row in tables.rows("kv_cache_allocations.csv"):
         assert row["num_blocks"] or row["event"].startswith("reset")
@@ -128,7 +128,7 @@ def check_moves(tables: Tables, oracle: Oracle, origin: int) -> None:
             row["pool"],
             row["group"],
         )
-        told[key] += row["num_blocks"] or (row["event"] == "reset_refused")
+        written[key] += row["num_blocks"] or (row["event"] == "reset_refused")
         evicted[key] += row["evicted_blocks"]
     counted: Counter[Hashable] = Counter()
     destroyed: Counter[Hashable] = Counter()
@@ -136,22 +136,22 @@ def check_moves(tables: Tables, oracle: Oracle, origin: int) -> None:
         key = ((move.time - origin) // 1000, move.event, move.step, move.pool, move.group)
         counted[key] += move.blocks or (move.event == "reset_refused")
         destroyed[key] += move.evicted
-    assert +told == +counted
+    assert +written == +counted
     assert +evicted == +destroyed
     check_names(tables, oracle, origin)
 
 
 def check_names(tables: Tables, oracle: Oracle, origin: int) -> None:
     """Whose doing each call was, the calls taken in order."""
-    told: dict[Hashable, list[str]] = defaultdict(list)
+    written: dict[Hashable, list[str]] = defaultdict(list)
     for row in tables.rows("kv_cache_allocations.csv"):
         row_key = (microseconds(row["timestamp_sec"]), row["event"], row["pool"])
-        told[row_key] += [row["request_id"]] * row["num_blocks"]
+        written[row_key] += [row["request_id"]] * row["num_blocks"]
     counted: dict[Hashable, list[frozenset[str]]] = defaultdict(list)
     for move in oracle.moves:
         move_key = ((move.time - origin) // 1000, move.event, move.pool)
         counted[move_key] += [move.requests] * move.blocks
-    for key, names in told.items():
+    for key, names in written.items():
         for name, possible in zip(names, counted[key], strict=True):
             assert name in possible or not (name or possible), (key, name, possible)
 
@@ -194,29 +194,29 @@ def check_means(tables: Tables, oracle: Oracle) -> None:
         ("lifetime_sec", [e.lifetime for e in oracle.evictions]),
         ("idle_sec", [e.idle for e in oracle.evictions]),
     ):
-        told = sum(row[column] for row in rows) / len(rows)
-        assert abs(told - sum(seen) / len(seen) / 1e9) < 0.001
+        written = sum(row[column] for row in rows) / len(rows)
+        assert abs(written - sum(seen) / len(seen) / 1e9) < 0.001
 
 
 def check_lookups(tables: Tables, oracle: Oracle) -> None:
     """Every lookup of every request, in order: what was asked for, what was found, what for."""
-    told: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    written: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for row in tables.rows("prefix_cache_lookups.csv"):
         assert row["external_hit_tokens"] == 0
         outcome = (row["query_tokens"], row["hit_tokens"], row["kind"], row["admitted"])
-        told[row["request_id"]] += [outcome] * row["lookups"]
+        written[row["request_id"]] += [outcome] * row["lookups"]
     counted: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for lookup in oracle.lookups:
         outcome = (lookup.query, lookup.hit, lookup.kind, int(lookup.admitted))
         counted[lookup.request].append(outcome)
-    assert told == counted
+    assert written == counted
 
 
 def check_steps(tables: Tables, oracle: Oracle) -> None:
     """Every step once, with what it scheduled; steps that scheduled nothing may share a row."""
-    told: list[tuple[int, ...]] = []
+    written: list[tuple[int, ...]] = []
     for row in tables.rows("scheduler_steps.csv"):
-        assert row["step"] == len(told) + 1
+        assert row["step"] == len(written) + 1
         assert row["scheduled_tokens"] == row["prefill_tokens"] + row["decode_tokens"]
         outcome = (
             row["running_reqs"],
@@ -228,12 +228,12 @@ def check_steps(tables: Tables, oracle: Oracle) -> None:
             row["finished_reqs"],
         )
         assert row["repeats"] == 1 or not row["scheduled_tokens"]
-        told += [outcome] + [(*outcome[:5], 0, 0)] * (row["repeats"] - 1)
+        written += [outcome] + [(*outcome[:5], 0, 0)] * (row["repeats"] - 1)
     counted = [
         (s.running, s.waiting, s.scheduled, s.prefill, s.requests, s.preempted, s.finished)
         for s in oracle.steps
     ]
-    assert told == counted
+    assert written == counted
 
 
 def check_requests(tables: Tables, oracle: Oracle, block_size: int, *, caching: bool) -> None:
@@ -299,10 +299,10 @@ def check_request_times(tables: Tables, oracle: Oracle, origin: int) -> None:
         assert _same(row["first_token_sec"], first), name
 
 
-def _same(told: float | None, nanoseconds: int | None) -> bool:
-    if told is None or nanoseconds is None:
-        return told is None and nanoseconds is None
-    return microseconds(told) == nanoseconds // 1000
+def _same(written: float | None, nanoseconds: int | None) -> bool:
+    if written is None or nanoseconds is None:
+        return written is None and nanoseconds is None
+    return microseconds(written) == nanoseconds // 1000
 
 
 def check_prefix_ids(tables: Tables, oracle: Oracle) -> None:
@@ -335,7 +335,7 @@ def _hash(content: bytes) -> bytes:
 
 
 def check_metadata(tables: Tables, *, ended: str = "exit") -> None:
-    """The session is complete, and the replay never disagreed with vLLM's own count."""
+    """The session is complete, and the collector never disagreed with vLLM's own count."""
     metadata = tables.metadata
     assert metadata["complete"]
     assert metadata["dropped_events"] == 0

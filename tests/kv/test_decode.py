@@ -93,7 +93,7 @@ def test_frame_whose_head_is_wrong_is_refused(field: int, by: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 6, 20], ids=["blob", "requests", "hashes"])
-def test_frame_that_tells_of_more_than_it_has_is_refused(number: int) -> None:
+def test_frame_that_announces_more_than_it_has_is_refused(number: int) -> None:
     log = two_episodes()
     log.numbers[number] += 1
     with pytest.raises(DecodeError):

@@ -123,17 +123,17 @@ def test_what_follows_a_call(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
 ) -> None:
     """It gets the result and the arguments that it asks for, those by default included."""
-    keeper, told = Keeper(), []
+    keeper, noted = Keeper(), []
 
     def after(result: object, *wanted: object) -> None:
-        told.append((result, wanted))
+        noted.append((result, wanted))
 
     expected = getattr(keeper, name)(*args, **kwargs)
     original = getattr(Keeper, name)
     put(keeper, name, followed(keeper, name, original, after, "size"))
     found = getattr(keeper, name)(*args, **kwargs)
     assert found == expected
-    assert told == [(expected, (size,))]
+    assert noted == [(expected, (size,))]
     if name == "ordinary" and not kwargs and len(args) == 1:
         assert found[1] is BLOCKS
 
@@ -142,41 +142,41 @@ def test_what_follows_a_call(
 def test_what_surrounds_a_call(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
 ) -> None:
-    keeper, told = Keeper(), []
+    keeper, noted = Keeper(), []
 
     def before() -> str:
-        told.append("before")
+        noted.append("before")
         return "kept"
 
     expected = getattr(keeper, name)(*args, **kwargs)
-    after = _teller(told)
+    after = _noting(noted)
     put(keeper, name, surrounded(keeper, name, getattr(Keeper, name), before, after, "size"))
     assert getattr(keeper, name)(*args, **kwargs) == expected
-    assert told == ["before", ("kept", size)]
+    assert noted == ["before", ("kept", size)]
 
 
-def _teller(told: list[Any]) -> Callable[..., None]:
-    return lambda *given: told.append(given)
+def _noting(noted: list[Any]) -> Callable[..., None]:
+    return lambda *given: noted.append(given)
 
 
 def test_what_fails_is_surrounded_all_the_same() -> None:
-    keeper, told = Keeper(), []
-    after = _teller(told)
+    keeper, noted = Keeper(), []
+    after = _noting(noted)
     hook = surrounded(keeper, "failing", Keeper.failing, lambda: "kept", after, "request")
     put(keeper, "failing", hook)
     with pytest.raises(LookupError):
         keeper.failing(1)
-    assert told == [("kept", 1)]
+    assert noted == [("kept", 1)]
 
 
 @pytest.mark.parametrize("name", ["ordinary", "keyword"])
 def test_a_call_that_the_method_refuses_is_surrounded_by_nothing(name: str) -> None:
-    keeper, told = Keeper(), []
-    after = _teller(told)
+    keeper, noted = Keeper(), []
+    after = _noting(noted)
     put(keeper, name, surrounded(keeper, name, getattr(Keeper, name), after, after))
     with pytest.raises(TypeError, match=name):
         getattr(keeper, name)(more=1)
-    assert not told
+    assert not noted
 
 
 def test_arguments_that_the_method_has_not_are_refused() -> None:
@@ -185,13 +185,13 @@ def test_arguments_that_the_method_has_not_are_refused() -> None:
 
 
 def test_what_fails_is_followed_by_nothing() -> None:
-    keeper, told = Keeper(), []
-    put(keeper, "failing", followed(keeper, "failing", Keeper.failing, told.append))
+    keeper, noted = Keeper(), []
+    put(keeper, "failing", followed(keeper, "failing", Keeper.failing, noted.append))
     with pytest.raises(LookupError):
         keeper.failing(1)
     with pytest.raises(TypeError, match="failing"):
         keeper.failing()  # type: ignore[call-arg]
-    assert not told
+    assert not noted
 
 
 def test_what_follows_does_not_keep_the_object() -> None:

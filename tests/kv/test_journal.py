@@ -227,7 +227,7 @@ def test_a_folder_that_is_no_session_is_named(tmp_path: Path) -> None:
         collector.finalize(tmp_path)
 
 
-def test_several_journals_are_replayed_in_the_order_of_their_times(recording: Recording) -> None:
+def test_several_journals_are_applied_in_the_order_of_their_times(recording: Recording) -> None:
     """Two processes with the same story: their rows come in turn, whichever is read first."""
     with session_with(recording, recording.journal) as session:
         journal = journal_of(session)

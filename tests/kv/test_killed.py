@@ -15,7 +15,7 @@ import pytest
 
 from profilemate import collector
 from profilemate.record import recorder
-from tests.kv.children import Child, Tell, processes_with
+from tests.kv.children import Child, Say, processes_with
 from tests.kv.recording import (
     TABLES,
     Clock,
@@ -40,10 +40,10 @@ PATIENCE_SEC = 120
 def run(
     model: Path,
     clock: Clock,
-    tell: Tell = lambda told: None,
+    say: Say = lambda words: None,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run part of the trace on a clock that stands still in a step; tell each half step, and when.
+    """Run part of the trace on a clock that stands still in a step; say each half step, and when.
 
     ``pause`` is for what an engine waits for: its model, and its clients.
     """
@@ -57,11 +57,11 @@ def run(
         output = scheduler.schedule()
         steps += 1
         pause()
-        tell(["scheduled", steps, time.monotonic()])
+        say(["scheduled", steps, time.monotonic()])
         clock.tick(STEP_US)
         scheduler.update_from_output(output, answer(scheduler, output))
         pause()
-        tell(["updated", steps, time.monotonic()])
+        say(["updated", steps, time.monotonic()])
 
 
 @pytest.fixture(scope="module")
@@ -86,26 +86,26 @@ def run_and_kill(
 ) -> list[float]:
     """Kill an engine that has come so far; returns when each of its steps ended."""
 
-    def engine(tell: Tell) -> None:
+    def engine(say: Say) -> None:
         clock = Clock()
         name = found(folder, clock)
         with hooks_only(folder, clock, name=name, collector=with_collector):
-            run(model, clock, tell, pause)
+            run(model, clock, say, pause)
 
     child = Child(engine)
     ended: list[float] = []
     while len(ended) < steps:
         ended += ended_by(child.next())
     child.kill()
-    for told in child.rest():
-        ended += ended_by(told)
+    for message in child.rest():
+        ended += ended_by(message)
     assert child.end() == -signal.SIGKILL
     return ended
 
 
-def ended_by(told: list[Any]) -> list[float]:
-    """When the step ended, if this tells the end of one."""
-    what, _, when = told
+def ended_by(message: list[Any]) -> list[float]:
+    """When the step ended, if this is the end of one."""
+    what, _, when = message
     return [when] if what == "updated" else []
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tomorrow's vLLM: a method that is watched has gone, or is no longer what it was.
 
-The tables that are told by it are lost, the others are what they would have been, to the byte, and
+The tables that need it are lost, the others are what they would have been, to the byte, and
 vLLM does the same as ever.
 """
 
@@ -188,13 +188,13 @@ def test_the_rest_is_recorded(
     assert len(lines) == 1
     assert "no longer recorded" in lines[0]
     summary = analysis.summarize(analysis.open_session(ran.tables.folder))
-    told = [line for line in summary.warnings if "not recorded to the end" in line]
-    assert len(told) == len(lost)
+    warned = [line for line in summary.warnings if "not recorded to the end" in line]
+    assert len(warned) == len(lost)
     files = {file for part in lost for file in LOST_FILES.get(part, ())}
     columns = {column for part in lost for column in LOST_COLUMNS.get(part, ())}
     for table in set(TABLES) - files:
         if table == "kv_cache_usage.csv" and lost & {"requests", "updates"}:
-            # What is held within a step is told, what has changed when its results came is not.
+            # What is held within a step is known, what has changed when its results came is not.
             continue
         left_out = columns.copy()
         if "lookups" in lost and table == "kv_cache_allocations.csv":

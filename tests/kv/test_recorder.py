@@ -22,7 +22,7 @@ from profilemate.hooks.kv.requests import Requests
 from profilemate.record import encode, recorder
 from profilemate.record.recorder import Recorder
 from profilemate.record.writer import Writer
-from tests.kv.children import Child, Tell, said
+from tests.kv.children import Child, Say, said
 from tests.kv.recording import (
     Clock,
     Tables,
@@ -107,11 +107,11 @@ def test_disk_that_fills(
     free = journal_of(only_session(tmp_path / "free")).read_bytes()
     limit = end_of_frame(free, frames) + spare
 
-    def engine(tell: Tell) -> None:
+    def engine(say: Say) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         with said() as lines:
-            tell(record(model, tmp_path / "full"))
-        tell(lines)
+            say(record(model, tmp_path / "full"))
+        say(lines)
 
     child = Child(engine)
     results, lines = child.rest()
@@ -140,11 +140,11 @@ def test_disk_that_fills(
 def test_disk_without_room_for_a_header(model: Path, tmp_path: Path, unprofiled: list[Any]) -> None:
     """One line, and nothing that a collector could take for a journal about to be written."""
 
-    def engine(tell: Tell) -> None:
+    def engine(say: Say) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
         with said() as lines:
-            tell(record(model, tmp_path))
-        tell(lines)
+            say(record(model, tmp_path))
+        say(lines)
 
     child = Child(engine)
     results, lines = child.rest()
@@ -196,7 +196,7 @@ def test_collector_learns_that_the_disk_filled(model: Path, tmp_path: Path, spar
     sessions, target = tmp_path / "full", tmp_path / "tables"
     target.mkdir()
 
-    def engine(tell: Tell) -> None:
+    def engine(say: Say) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         clock = Clock()
         name = found(sessions, clock)
@@ -206,10 +206,10 @@ def test_collector_learns_that_the_disk_filled(model: Path, tmp_path: Path, spar
             follower.discover()
             transcript(scheduler, arrivals(), lambda: (clock.tick(20_000), follower.read()))
             (producer,) = follower.ordered()
-            tell(producer.status)
+            say(producer.status)
             recorder.close_all()
             follower.read()
-            tell([producer.status, producer.alive])
+            say([producer.status, producer.alive])
 
     child = Child(engine)
     early, (late, alive) = child.rest()
@@ -275,7 +275,7 @@ def test_hook_that_raises(
     """What hangs on it is lost with one line, and is known to be; vLLM goes on as without it."""
     monkeypatch.setattr(owner, name, fails_at(call, getattr(owner, name)))
     if name in ("_record_free", "_record_cached"):
-        # Blocks are told one by one where no block table tells them.
+        # Blocks are listed one by one where no block table names them.
         monkeypatch.setattr(facts, "is_tabled", lambda scheduler, pools: False)
     with said() as lines:
         assert record(model, tmp_path) == unprofiled
@@ -292,7 +292,7 @@ def test_hook_that_raises(
     if not lost or "blocks" in lost:
         check_prefix(tables, whole)
     elif "requests" in lost:
-        # What became of the blocks is told as ever; test_lost_parts looks at all tables.
+        # What became of the blocks is known as ever; test_lost_parts looks at all tables.
         for table in ("kv_cache_usage.csv", "kv_cache_allocations.csv", "kv_cache_evictions.csv"):
             assert tables.bytes_of()[table] == whole[table]
     metadata = tables.metadata
@@ -304,10 +304,10 @@ def test_hook_that_raises(
     assert process["ended"] == "exit"
 
 
-def test_blocks_told_one_by_one(
+def test_blocks_listed_one_by_one(
     model: Path, tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tables are the same whether block tables tell the blocks or they are listed."""
+    """The tables are the same whether block tables name the blocks or they are listed."""
     monkeypatch.setattr(facts, "is_tabled", lambda scheduler, pools: False)
     record(model, tmp_path)
     assert make_tables(only_session(tmp_path), tmp_path / "tables").bytes_of() == whole
@@ -317,7 +317,7 @@ def test_model_runner_in_the_same_process(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's goes on filling the block lists of the requests that it was given. So does this one,
-    before they are written. Without a prefix cache nothing but these lists tells who holds what."""
+    before they are written. Without a prefix cache nothing but these lists says who holds what."""
     held: dict[str, Any] = {}
 
     def fill(output: Any) -> None:
@@ -393,14 +393,14 @@ def test_fork_writes_nothing_of_its_parents(model: Path, tmp_path: Path) -> None
         session = only_session(tmp_path)
         size = journal_of(session).stat().st_size
 
-        def fork(tell: Tell) -> None:
+        def fork(say: Say) -> None:
             with said() as lines:
                 transcript(scheduler, [(0, request) for _, request in workload[10:20]])
-                tell(hooked(scheduler))
-                tell(journal_of(session).stat().st_size)
+                say(hooked(scheduler))
+                say(journal_of(session).stat().st_size)
                 own = build_scheduler(model, BLOCKS)
                 transcript(own, [(0, request) for _, request in workload[20:30]])
-            tell(lines)
+            say(lines)
 
         child = Child(fork)
         assert list(child.rest()) == [[], size, []]
@@ -423,12 +423,12 @@ def test_finalize_on_a_full_disk_leaves_nothing_half_written(
     record(model, tmp_path)
     session = only_session(tmp_path)
 
-    def finalize(tell: Tell) -> None:
+    def finalize(say: Say) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
         try:
             collector.finalize(session)
         except SessionError as error:
-            tell(str(error))
+            say(str(error))
 
     child = Child(finalize)
     (message,) = child.rest()

@@ -19,7 +19,7 @@ from profilemate.format import processes
 from profilemate.format.errors import SessionError
 from profilemate.record.claim import claim, ensure_name, is_name
 from profilemate.record.redact import redact
-from tests.kv.children import Child, Tell, said
+from tests.kv.children import Child, Say, said
 from tests.kv.recording import hooks_only, only_session
 from tests.support.scheduler import build_scheduler
 
@@ -118,20 +118,20 @@ def test_the_same_producer_again_opens_a_session_beside_it(tmp_path: Path) -> No
 def test_producers_that_race_agree(tmp_path: Path) -> None:
     """Eight processes open one session at the same moment: one founding, eight journals."""
 
-    def producer(number: int) -> Callable[[Tell], None]:
-        def run(tell: Tell) -> None:
+    def producer(number: int) -> Callable[[Say], None]:
+        def run(say: Say) -> None:
             while time.monotonic() < begin:
                 pass
             place = claim(tmp_path, NAME, f"engine{number}")
-            tell([place.directory.name, place.founding.key.hex(), place.founding.origin_ns])
+            say([place.directory.name, place.founding.key.hex(), place.founding.origin_ns])
 
         return run
 
     begin = time.monotonic() + 0.5
     children = [Child(producer(number)) for number in range(8)]
-    told = [next(child.rest()) for child in children]
+    places = [next(child.rest()) for child in children]
     assert [child.end() for child in children] == [0] * 8
-    assert told == [told[0]] * 8
+    assert places == [places[0]] * 8
     assert len(list((tmp_path / NAME / "journal").glob("*.journal"))) == 8
 
 
@@ -200,9 +200,9 @@ def test_one_collector_at_a_time_without_file_locks(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     (tmp_path / "journal").mkdir()
 
-    def collect(tell: Tell) -> None:
+    def collect(say: Say) -> None:
         lock = Lock(tmp_path)
-        tell(lock.acquire())
+        say(lock.acquire())
         time.sleep(600)
 
     child = Child(collect)

@@ -73,7 +73,7 @@ def check_tokens_without_preemption(tables: Tables) -> None:
 
 
 def check_summary(tables: Tables, oracle: Oracle) -> None:
-    """kv_cache_summary.txt in the published guide's layout, with the oracle's numbers."""
+    """kv_cache_summary.txt in the layout of docs/tables.md, with the oracle's numbers."""
     (pool,) = oracle.pools
     total = pool.num_gpu_blocks - 1
     peak = max(state.held for state in oracle.states)

@@ -47,13 +47,13 @@ def journal(tmp_path: Path) -> Iterator[JournalAt]:
     opened.close()
 
 
-def tell_step(into: Recorder, number: int) -> None:
+def keep_step(into: Recorder, number: int) -> None:
     """A step of one event, and its end."""
     into.keep((encode.once, Op.RESET, time.monotonic_ns(), (number,)))
     into.step_ended()
 
 
-def told(path: Path) -> tuple[list[int], list[Kind]]:
+def contents(path: Path) -> tuple[list[int], list[Kind]]:
     """The numbers of the steps in a journal, and the kinds of its frames."""
     numbers = [number for frame in frames_of(path) for number in frame]
     return numbers, [kind for kind, _ in read(path)]
@@ -101,33 +101,33 @@ def test_steps_are_written_without_being_asked(journal: JournalAt) -> None:
     """After a pause, too, in which the thread has gone to sleep."""
     opened, path = journal
     for number in range(3):
-        tell_step(opened, number)
+        keep_step(opened, number)
         wait_until_written()
-        assert told(path)[0] == list(range(number + 1))
+        assert contents(path)[0] == list(range(number + 1))
         wait_for(lambda: recorder._writer.is_idle)
 
 
 def test_half_a_step_is_not_written(journal: JournalAt) -> None:
     opened, path = journal
-    tell_step(opened, 1)
+    keep_step(opened, 1)
     opened.keep((encode.once, Op.RESET, time.monotonic_ns(), (2,)))
     wait_until_written()
     wait_for(lambda: recorder._writer.is_idle)
-    assert told(path)[0] == [1]
+    assert contents(path)[0] == [1]
     opened.step_ended()
     wait_until_written()
-    assert told(path)[0] == [1, 2]
+    assert contents(path)[0] == [1, 2]
 
 
 def test_many_steps_while_it_writes(journal: JournalAt) -> None:
-    """None is lost, told twice or out of order between the two threads."""
+    """None is lost, written twice or out of order between the two threads."""
     opened, path = journal
     for number in range(50_000):
-        tell_step(opened, number)
+        keep_step(opened, number)
         if number % 10_000 == 0:
             wait_until_written()
     wait_until_written()
-    assert told(path)[0] == list(range(50_000))
+    assert contents(path)[0] == list(range(50_000))
 
 
 def test_a_step_longer_than_a_frame(journal: JournalAt, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_step_longer_than_a_frame(journal: JournalAt, monkeypatch: pytest.Monk
     opened.flush()
     sizes = [len(frame) for frame in frames_of(path)]
     assert sizes == [25, 6, 3, 12]
-    assert told(path)[0] == [number for frame in (25, 3, 3, 3, 12) for number in range(frame)]
+    assert contents(path)[0] == [number for frame in (25, 3, 3, 3, 12) for number in range(frame)]
 
 
 def test_it_holds_back_where_vllm_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_it_holds_back_where_vllm_waits_for_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_it_takes_no_signal(journal: JournalAt) -> None:
     """They are for vLLM, whose main thread may wait in a call that one has to end."""
-    tell_step(journal[0], 1)
+    keep_step(journal[0], 1)
     status = Path(f"/proc/self/task/{writer_thread().native_id}/status").read_text()
     (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:")]
     blocked = int(mask, 16)
@@ -187,8 +187,8 @@ def test_no_thread_can_be_had(journal: JournalAt, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(recorder, "_writer", Writer(recorder._write_all))
     opened, path = journal
     for number in range(3):
-        tell_step(opened, number)
-        assert told(path)[0] == list(range(number + 1))
+        keep_step(opened, number)
+        assert contents(path)[0] == list(range(number + 1))
 
 
 def test_a_thread_that_ended_is_begun_anew(
@@ -203,11 +203,11 @@ def test_a_thread_that_ended_is_begun_anew(
         return recorder._write_all()
 
     monkeypatch.setattr(recorder, "_writer", Writer(write_all))
-    tell_step(opened, 1)
+    keep_step(opened, 1)
     wait_for(lambda: not endings and recorder._writer.is_idle)
-    tell_step(opened, 2)
+    keep_step(opened, 2)
     wait_until_written()
-    assert told(path)[0] == [1, 2]
+    assert contents(path)[0] == [1, 2]
 
 
 def test_an_event_that_cannot_be_laid_out(model: Path, hooks_on: None, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_an_event_that_cannot_be_laid_out(model: Path, hooks_on: None, tmp_path:
 def test_a_hook_that_fails_beside_an_event_that_cannot_be_laid_out(
     journal: JournalAt,
 ) -> None:
-    """Telling a loss never raises: it is told from inside of vLLM's calls."""
+    """Recording a loss never raises: that happens inside vLLM's calls."""
     opened, path = journal
     with said() as lines:
         opened.keep((encode.once, Op.RESET, "no time", (1,)))
@@ -244,7 +244,7 @@ def test_a_hook_that_fails_beside_an_event_that_cannot_be_laid_out(
         opened.close()
     assert lines[0].startswith("profilemate: engine 0: no longer recorded: requests.jsonl")
     assert "recording stopped, writing failed" in lines[1]
-    assert told(path)[1][-1] is Kind.END
+    assert contents(path)[1][-1] is Kind.END
     assert opened.dropped == 2
 
 
@@ -258,16 +258,16 @@ def test_garbage_is_collected_while_the_thread_begins(
     start = threading.Thread.start
 
     def started(thread: threading.Thread) -> None:
-        tell_step(garbage, 1)
+        keep_step(garbage, 1)
         garbage.close()
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", started)
     monkeypatch.setattr(recorder, "_writer", Writer(recorder._write_all))
-    tell_step(opened, 1)
+    keep_step(opened, 1)
     wait_until_written()
-    assert told(path)[0] == told(other)[0] == [1]
-    assert told(other)[1][-1] is Kind.END
+    assert contents(path)[0] == contents(other)[0] == [1]
+    assert contents(other)[1][-1] is Kind.END
 
 
 class Stuck:
@@ -316,10 +316,10 @@ def test_a_disk_that_does_not_answer_for_long(
     monkeypatch.setattr(recorder, "MAX_WAITING", 1_000)
     disk = Stuck(monkeypatch)
     with said() as lines:
-        tell_step(opened, 0)
+        keep_step(opened, 0)
         wait_for(lambda: disk.calls)
         for number in range(1, 5_000):
-            tell_step(opened, number)
+            keep_step(opened, number)
             assert len(opened._events) <= 1_001
         began = time.monotonic()
         opened.lose(["frees"], "free", RuntimeError("as a hook may"))
@@ -329,7 +329,7 @@ def test_a_disk_that_does_not_answer_for_long(
         opened.close()
     line, _ = lines
     assert "1,000 events wait for it" in line
-    numbers, kinds = told(path)
+    numbers, kinds = contents(path)
     # What waited is written, the step that was being written included.
     assert numbers == list(range(501))
     # The loss of a part is an event, too.
@@ -348,9 +348,9 @@ def test_the_collector_of_garbage_ends_a_recording_in_the_midst_of_a_write(
         encode.once(columns, kept)
 
     opened.keep((close, Op.RESET, time.monotonic_ns(), (1,)))
-    tell_step(opened, 2)
-    wait_for(lambda: told(path)[1][-1] is Kind.END)
-    numbers, kinds = told(path)
+    keep_step(opened, 2)
+    wait_for(lambda: contents(path)[1][-1] is Kind.END)
+    numbers, kinds = contents(path)
     assert numbers == [1, 2]
     assert kinds.count(Kind.END) == 1
 
@@ -362,10 +362,10 @@ def test_an_end_does_not_wait_for_a_disk_forever(
     opened, path = journal
     monkeypatch.setattr(recorder, "PATIENCE_SEC", 0.05)
     disk = Stuck(monkeypatch)
-    tell_step(opened, 1)
+    keep_step(opened, 1)
     wait_for(lambda: disk.calls)
     opened.close()
-    assert told(path)[0] == []
+    assert contents(path)[0] == []
     disk.let_go()
-    wait_for(lambda: told(path)[1][-1] is Kind.END)
-    assert told(path)[0] == [1]
+    wait_for(lambda: contents(path)[1][-1] is Kind.END)
+    assert contents(path)[0] == [1]

@@ -28,7 +28,7 @@ def transcript(
 ) -> list[Any]:
     """Each step's schedule and results, in plain values.
 
-    ``run_model`` is given each step's output once it has been told.
+    ``run_model`` is given each step's output once it has been noted.
     """
     waiting = workload[::-1]
     steps: list[Any] = []

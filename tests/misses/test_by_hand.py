@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small sessions whose right answer is plain from the story that each test tells."""
+"""Small sessions whose right answer is plain from the story of each test."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_request_that_has_not_ended(session: SessionBuilder) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"block_size": None}, {"block_size": 0}, {"hash_ids": []}])
-def test_a_request_whose_contents_are_not_told(
+def test_a_request_whose_contents_are_not_known(
     session: SessionBuilder, fields: dict[str, Any]
 ) -> None:
     session.requests(request("a", 1, 2, [11, 12]), request("b", 5, 6, [11, 12], **fields))

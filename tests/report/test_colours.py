@@ -77,7 +77,7 @@ def difference(one: Three, other: Three) -> float:
 
 
 @pytest.mark.parametrize("theme", [0, 1])
-def test_neighbours_can_be_told_apart(theme: int) -> None:
+def test_neighbours_can_be_distinguished(theme: int) -> None:
     defined = dict(re.findall(r"--([a-z]+): light-dark\(([^)]+)\)", STYLE))
     colours = {name: value.split(", ")[theme] for name, value in defined.items()}
     for (one, other), (sight, matrix) in product(PAIRS, SIGHT.items()):

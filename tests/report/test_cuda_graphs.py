@@ -465,7 +465,7 @@ def test_many_workers_and_gpus(session: SessionBuilder) -> None:
     assert start_up.figure.labels == [f"worker {rank}" for rank in range(4, 20)]
     assert "4 more workers had more." in start_up.words
     assert isinstance(used.figure, dict)
-    # Nothing told how busy they were: no line, and no empty panel.
+    # Nothing says how busy they were: no line, and no empty panel.
     assert [trace["name"] for trace in used.figure["data"]] == [
         f"GPU {gpu}" for gpu in range(2, 10)
     ]

@@ -17,8 +17,8 @@ from tests.analysis.builder import SessionBuilder
 
 
 @pytest.fixture(params=[100, 10_000])
-def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are read in pieces of so many bytes: of a row or three, or of a few hundred."""
+def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are read in chunks of so many bytes: of a row or three, or of a few hundred."""
     monkeypatch.setattr("analysis.tables.reading._CHUNK", request.param)
 
 
@@ -50,7 +50,7 @@ def test_a_long_session_has_no_more_bins(session: SessionBuilder, ended: str, co
     assert whole.end_sec == pytest.approx(60 * minutes + seconds)
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_a_level_holds_until_the_next_row(session: SessionBuilder) -> None:
     session.usage((0.5, 10), (2.25, 90), (2.5, 20), running_reqs=3, waiting_reqs=1)
     session.usage((7, 100), running_reqs=5, waiting_reqs=0)
@@ -81,7 +81,7 @@ def test_what_held_when_warm_up_ended_holds_on(session: SessionBuilder) -> None:
     assert found.usage.high == (50, 50, 20, 20, 20, 20)
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_pools_add_up_and_their_extremes_are_any_pools(session: SessionBuilder) -> None:
     session.usage((0, 20), running_reqs=2, engine=0)
     session.usage((0, 60), running_reqs=4, engine=1)
@@ -100,16 +100,16 @@ def test_no_row_is_no_level(session: SessionBuilder) -> None:
     assert (found.pools, found.held, found.usage.mean) == (0, (None,) * 10, (None,) * 10)
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_eviction_rate(session: SessionBuilder) -> None:
     session.evictions(
         *({"timestamp_sec": time} for time in (0.25, 0.5, 0.5, 3.25, 9.5)),
         {"timestamp_sec": 0.75, "reason": "reset"},
     )
-    counted = evictions.EvictionRateTally(Bins(0, 5, 2))
+    tally = evictions.EvictionRateTally(Bins(0, 5, 2))
     for frame in frames(session, "kv_cache_evictions", evictions.COLUMNS):
-        counted.add(frame)
-    rate = counted.result()
+        tally.add(frame)
+    rate = tally.result()
     # Four in the first five seconds for room and one by a reset; four of them in the first one.
     assert rate.mean == {"reallocated": (0.8, 0.2), "reset": (0.2, 0.0)}
     assert rate.busiest == (4, 1)
@@ -146,7 +146,7 @@ def test_other_pools_and_unknown_blocks_are_not_drawn(session: SessionBuilder) -
         {"timestamp_sec": 4, "lifetime_sec": 4, "block_id": 1, "pool": 1},
         {"timestamp_sec": 4, "lifetime_sec": 4, "block_id": 2},
     )
-    assert counted(session, Bins(0, 1, 4), 2).result() is None
+    assert tallied(session, Bins(0, 1, 4), 2).result() is None
 
 
 def test_the_engine_with_the_most_evictions_is_drawn(session: SessionBuilder) -> None:
@@ -159,7 +159,7 @@ def test_the_engine_with_the_most_evictions_is_drawn(session: SessionBuilder) ->
     assert (found.engine, found.pool, found.blocks_per_row) == (1, 0, 1)
 
 
-def counted(session: SessionBuilder, bins: Bins, blocks: int) -> block_map.BlockMapTally:
+def tallied(session: SessionBuilder, bins: Bins, blocks: int) -> block_map.BlockMapTally:
     found = block_map.BlockMapTally(bins, 0, 0, blocks)
     for frame in frames(session, "kv_cache_evictions", block_map.COLUMNS):
         found.add(frame)
@@ -167,12 +167,12 @@ def counted(session: SessionBuilder, bins: Bins, blocks: int) -> block_map.Block
 
 
 def drawn(session: SessionBuilder, bins: Bins, blocks: int) -> block_map.BlockMap:
-    found = counted(session, bins, blocks).result()
+    found = tallied(session, bins, blocks).result()
     assert found is not None
     return found
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_block_map_is_the_sum_of_all_overlaps(session: SessionBuilder) -> None:
     draw = random.Random(1)
     blocks, bins = 500, Bins(2, 0.5, 12)
@@ -258,14 +258,14 @@ def request(name: str, **values: object) -> dict[str, object]:
     }
 
 
-def collected(session: SessionBuilder) -> depths.Depths:
-    counted = depths.DepthTally()
+def depths_of(session: SessionBuilder) -> depths.Depths:
+    tally = depths.DepthTally()
     for frame in frames(session, "requests", depths.COLUMNS):
-        counted.add(frame)
-    return counted.result()
+        tally.add(frame)
+    return tally.result()
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_sharing_by_depth(session: SessionBuilder) -> None:
     session.requests(
         # Two full blocks; the third id stands for a partial one.
@@ -277,7 +277,7 @@ def test_sharing_by_depth(session: SessionBuilder) -> None:
         request("e", hash_ids=[903], input_length=9),
         request("f", hash_ids=[7], input_length=16, engine=1),
     )
-    found = collected(session)
+    found = depths_of(session)
     assert found.block_size == 16
     assert found.depths == (
         depths.Depth(1, 16, prompts=5, distinct=3, shareable=2, found=2, hottest=3),
@@ -286,21 +286,21 @@ def test_sharing_by_depth(session: SessionBuilder) -> None:
 
 
 def test_sharing_needs_content_ids_and_one_block_size(session: SessionBuilder) -> None:
-    assert collected(session) == depths.Depths((), None)
+    assert depths_of(session) == depths.Depths((), None)
     session.requests(request("a"))
-    assert collected(session) == depths.Depths((), None)
+    assert depths_of(session) == depths.Depths((), None)
     session.requests(request("b", hash_ids=[1, 2]), request("c", hash_ids=[1], block_size=32))
-    assert collected(session) == depths.Depths((), None)
+    assert depths_of(session) == depths.Depths((), None)
 
 
 def picked(session: SessionBuilder, one_in: int) -> timeline.Timeline:
-    counted = timeline.TimelineTally(one_in)
+    tally = timeline.TimelineTally(one_in)
     for frame in frames(session, "requests", timeline.COLUMNS):
-        counted.add(frame)
-    return counted.result()
+        tally.add(frame)
+    return tally.result()
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_every_third_request_is_picked(session: SessionBuilder) -> None:
     session.requests(*(request(str(number), timestamp=number) for number in range(10)))
     found = picked(session, 3)

@@ -112,7 +112,7 @@ class Engine:
 
 
 class Tables(recording.Tables):
-    """A session's tables, and the parts of them that tell a situation."""
+    """A session's tables, and the parts of them that show a situation."""
 
     def select(self, table: str, *columns: str, **where: Any) -> list[Row]:
         """These columns of the CSV table's rows whose ``where`` columns have these values."""

@@ -61,19 +61,19 @@ def test_twenty_thousand_lookups_of_a_request_that_can_never_run(bench: Bench) -
 def test_an_engine_killed_while_it_waits_loses_a_quarter_second_of_lookups_at_most(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """Steps that repeat the last one are told four times a second."""
+    """Steps that repeat the last one are recorded four times a second."""
     engine = bench.engine(63)
     engine.add(bench.request("huge", tokens(1, 1010), 1))
     engine.step(10_000, seconds=MILLISECOND)
     killed = engine.tables_if_killed(tmp_path / "killed")
-    told = total(killed.lookups())
-    assert 10_000 - 251 <= told <= 10_000
-    assert total(killed.steps("repeats")) == told
+    found = total(killed.lookups())
+    assert 10_000 - 251 <= found <= 10_000
+    assert total(killed.steps("repeats")) == found
     assert total(engine.end().lookups()) == 10_000
 
 
 def test_lookups_are_counted_to_the_last_one_when_another_request_arrives(bench: Bench) -> None:
-    """The steps before an arrival are told together with the step after it."""
+    """The steps before an arrival are recorded together with the step after it."""
     engine = bench.engine(63)
     engine.add(bench.request("huge", tokens(1, 1010), 1))
     engine.step(100, seconds=MILLISECOND)
@@ -90,7 +90,7 @@ def test_lookups_are_counted_to_the_last_one_when_another_request_arrives(bench:
     assert waiting == [(1, 1, 100), *((101 + 10 * n, 2 + n, 10) for n in range(5))]
 
 
-def test_the_first_lookup_is_told_apart_from_those_that_repeat_it(bench: Bench) -> None:
+def test_the_first_lookup_has_a_row_apart_from_those_that_repeat_it(bench: Bench) -> None:
     """With one place (max_num_seqs 1) the huge request waits unseen for a to end in step 5. Then
     the steps are all the same, from its first lookup on."""
     engine = bench.engine(63, max_num_seqs=1)

@@ -38,12 +38,12 @@ def test_the_recompute_tax_has_a_victim_and_a_taker(bench: Bench) -> None:
     ) in said
 
 
-def test_a_request_that_preempts_itself_is_told_from_a_victim(bench: Bench) -> None:
+def test_a_request_that_preempts_itself_is_not_a_victim(bench: Bench) -> None:
     """glutton has computed one token in step 1 and 64 more in step 2, its four full blocks and a
     fifth, when the rest of its prompt does not fit beside holder's five of twelve blocks: it is the
     last to come, so it is the one to go, for its own needs. When holder has ended, it finds all
     four blocks again: nothing was lost but time, from second 0.032 on, when step 3 began, to
-    second 0.384, when step 35 did. The one token in the fifth block is not told."""
+    second 0.384, when step 35 did. The one token in the fifth block is not known."""
     engine = bench.engine(12, max_num_batched_tokens=65, scheduler_reserve_full_isl=False)
     engine.add(bench.request("holder", tokens(1, 64), 34))
     run(engine, bench.request("glutton", tokens(2, 128), 1), 0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same load on a small pool and on a large one: compared, checked, and told in the docs."""
+"""The same load on a small pool and on a large one: compared, checked, and shown in the docs."""
 
 from __future__ import annotations
 

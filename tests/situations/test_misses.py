@@ -23,8 +23,8 @@ from tests.support.scheduler import (
 )
 
 
-def told(tables: Tables) -> tuple[Summary, str]:
-    """The summary, and its text with every run of spaces as one."""
+def summarized(tables: Tables) -> tuple[Summary, str]:
+    """The summary, and its text with all white space as single spaces."""
     summary = summarize(open_session(tables.folder))
     return summary, " ".join(text.render(summary).split())
 
@@ -35,7 +35,7 @@ def test_a_block_of_784_finds_nothing_of_240_shared_tokens(bench: Bench) -> None
     make, shared = RequestMaker(784), tokens(0, 240)
     for number in range(12):
         engine.run(make(f"r{number}", shared + tokens(1 + number, 1_760), 1))
-    summary, said = told(engine.end())
+    summary, said = summarized(engine.end())
 
     assert summary.misses.hit_tokens == 0
     short = summary.families.too_short
@@ -47,7 +47,7 @@ def test_a_block_of_784_finds_nothing_of_240_shared_tokens(bench: Bench) -> None
     assert "--block-size 128" in said
 
 
-def test_prompts_that_share_nothing_are_told_from_those_that_share_too_little(
+def test_prompts_that_share_nothing_and_those_that_share_too_little(
     bench: Bench,
 ) -> None:
     """Situation 1, the other half."""
@@ -55,7 +55,7 @@ def test_prompts_that_share_nothing_are_told_from_those_that_share_too_little(
     make = RequestMaker(784)
     for number in range(12):
         engine.run(make(f"r{number}", tokens(1 + number, 2_000), 1))
-    summary, said = told(engine.end())
+    summary, said = summarized(engine.end())
     assert summary.families.too_short is None
     assert "No prompt begins with 16 or more tokens of an earlier one." in said
 
@@ -70,7 +70,7 @@ def test_a_group_that_lacks_the_block_holds_the_others_back(bench: Bench) -> Non
     engine.run(bench.request("first", shared + tokens(2, 20 * 16), 2))
     engine.run(bench.request("noise", tokens(3, 76 * 16), 2))
     engine.run(bench.request("second", shared + tokens(4, 100), 2))
-    summary, said = told(engine.end())
+    summary, said = summarized(engine.end())
     held_back = summary.misses.by_reason["held back"]
     assert held_back.requests == 1
     assert "Held back: another group lacked it" in said
@@ -80,7 +80,7 @@ def test_the_groups_share_the_blocks(bench: Bench) -> None:
     """Situation 21: 401 blocks of 16 tokens are 6,416 tokens, of which two groups hold half."""
     engine = bench.engine(400, specs=[full_attention(16), sliding_window(16, 40)])
     engine.run(bench.request("r", tokens(1, 100), 1))
-    summary, said = told(engine.end())
+    summary, said = summarized(engine.end())
     assert summary.facts.kv_tokens == 3_208
     assert "401 blocks of 16 tokens = 3,208 tokens of KV cache in 2 groups" in said
     assert "The 2 groups share these blocks, and a token needs a place in each" in said
@@ -93,7 +93,7 @@ def test_a_draft_head_costs_a_block_a_request_and_the_last_token_another(bench: 
     for name in ("a", "b", "c"):
         engine.run(bench.request(name, tokens(1, 64), 1))
     tables = engine.end()
-    summary, said = told(tables)
+    summary, said = summarized(tables)
     assert [row[2] for row in tables.lookups()] == [0, 32, 32]
     assert summary.misses.by_reason == {
         "last token": Missed(3, 48, 3),
@@ -122,7 +122,7 @@ def test_identical_prompts_in_chunks_are_being_computed(bench: Bench) -> None:
         100, max_num_batched_tokens=128, long_prefill_token_threshold=64, max_model_len=128 * 8
     )
     engine.run(*(bench.request(f"r{number}", tokens(1, 163), 1) for number in range(2)))
-    summary, said = told(engine.end())
+    summary, said = summarized(engine.end())
     # 10 full blocks, of which 4 were there.
     assert summary.misses.by_reason["not yet cached"] == Missed(6, 96, 1)
     assert "Not yet cached: being computed" in said
@@ -139,7 +139,7 @@ def test_two_tenants_of_which_one_puts_the_time_in_front(bench: Bench) -> None:
         timed = tokens(2, 46) + stamp + tokens(3, 106) + tokens(200 + number, 40)
         engine.run(bench.request(f"steady-{number}", steady, 1))
         engine.run(bench.request(f"timed-{number}", timed, 1))
-    summary, said = told(engine.end())
+    summary, said = summarized(engine.end())
     timed_family = next(f for f in summary.families.largest if f.example.startswith("timed"))
     assert (timed_family.requests, timed_family.continuations) == (20, 20)
     assert (timed_family.shared_tokens, timed_family.part_before) == (32, 48)
@@ -161,7 +161,7 @@ def test_another_adapter_and_another_salt_are_other_contents(bench: Bench) -> No
     for turn in range(2):
         for index, fields in enumerate(kinds):
             engine.run(bench.request(f"r{index}-{turn}", tokens(1, 66), 1, **fields))
-    summary, _ = told(engine.end())
+    summary, _ = summarized(engine.end())
     assert summary.misses.by_reason == {"compulsory": Missed(3 * 4, 3 * 64, 3)}
     # 16 tokens upward of each kind's second request: 64 of each.
     assert (summary.families.sharing, summary.families.shared_tokens) == (3, 3 * 64)
@@ -179,7 +179,7 @@ def test_the_second_turn_goes_to_another_rank(model: Path, hooks_on: None, tmp_p
             drive(scheduler, [(0.0, request)], after_step=clock.tick)
         clock.tick()
     collector.finalize(tmp_path / name)
-    summary, said = told(Tables(tmp_path / name))
+    summary, said = summarized(Tables(tmp_path / name))
     # 130 tokens are eight full blocks.
     assert summary.misses.by_reason["other rank"] == Missed(8, 128, 1)
     assert "Other rank: on another rank" in said

@@ -68,7 +68,7 @@ def test_a_preemption_is_put_off(bench: Bench) -> None:
 
 def test_parked_blocks_come_free_steps_later(bench: Bench) -> None:
     """Ten usable blocks, five each. Steps 2 and 3 are in flight when both are preempted to drop the
-    cache, which is refused as all blocks are parked. Step 4, in second 0.037, tells of it and finds
+    cache, which is refused as all blocks are parked. Step 4, in second 0.037, records it and finds
     no room; the blocks come free with the results of step 3, 1 ms after step 5, which was scheduled
     10 ms later."""
     engine = bench.engine(10, async_scheduling=True)

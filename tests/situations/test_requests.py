@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of requests: aborted ones in every state (situation 24), what tells prompts apart
+"""The rows of requests: aborted ones in every state (situation 24), what sets prompts apart
 (situation 11), and sessions of requests that go on (streaming input)."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATE = (
 
 
 def state_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Those fields of a row that tell how far the request had come."""
+    """Those fields of a row that say how far the request had come."""
     return tuple(row[name] for name in STATE)
 
 
@@ -200,7 +200,7 @@ def test_adapters_and_salts_make_other_contents_of_the_same_tokens(bench: Bench)
 
 def test_prefix_ids_are_equal_as_far_as_prompts_are(bench: Bench) -> None:
     """Two prompts share 40 tokens: their prefixes of 16 and 32 tokens are the same, that of 48
-    and all that follow are not. Content ids would tell so only where a block is that short."""
+    and all that follow are not. Content ids would show so only where a block is that short."""
     engine = bench.engine(400)
     shared = tokens(1, 40)
     prompts = {

@@ -177,7 +177,7 @@ def test_a_preempted_request_waits_for_the_one_that_took_its_blocks(bench: Bench
     assert request_seconds(engine.end()) == {"no_blocks": 0.31, "preempting": 0.01}
 
 
-def test_without_a_prefix_cache_the_head_is_told_by_who_was_admitted_next(bench: Bench) -> None:
+def test_without_a_prefix_cache_the_head_is_who_was_admitted_next(bench: Bench) -> None:
     """Nothing is looked up, so the next request to be admitted is taken for the head."""
     engine = bench.engine(63, max_num_batched_tokens=512, enable_prefix_caching=False)
     engine.add(bench.request("a", tokens(1, 480), 4))
@@ -302,7 +302,7 @@ def test_reasons_are_those_that_stand_in_the_scheduler(
     expected["room"] = sum(expected.pop(name, 0) for name in ROOM)
 
     found = waiting_of(session)
-    told = {name: reason.request_sec for name, reason in found.by_reason.items()}
-    told["room"] = sum(told.pop(name, 0) for name in ROOM)
-    for reason in {*told, *expected}:
-        assert told.get(reason, 0) == pytest.approx(expected[reason], abs=0.005)
+    by_reason = {name: reason.request_sec for name, reason in found.by_reason.items()}
+    by_reason["room"] = sum(by_reason.pop(name, 0) for name in ROOM)
+    for reason in {*by_reason, *expected}:
+        assert by_reason.get(reason, 0) == pytest.approx(expected[reason], abs=0.005)

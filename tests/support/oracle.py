@@ -3,7 +3,7 @@
 
 The counters sit in the classes of vLLM, below whatever is put on their objects, and share no
 code with what they check. Where vLLM keeps the truth in a structure of its own (the free queue,
-a block's hash, the map of cached blocks), it is read there and not replayed.
+a block's hash, the map of cached blocks), it is read there and not rebuilt.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ class Oracle:
         if self._freeing:
             return frozenset([self._request])
         if self._request:
-            # A window slid on: the pool is not told whose reference this was.
+            # A window slid on: the pool does not know whose reference this was.
             return frozenset(known.sharers | {self._request})
         if parked:
             return frozenset([parked.pop(0)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay against the truth: what vLLM's scheduler really did, counted by the oracle."""
+"""The simulation against the truth: what vLLM's scheduler really did, counted by the oracle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from analysis.whatif.workload import read_workload
 from profilemate.simulation.engine import Engine
 from tests.support.scheduler import ANSWER, RequestMaker, tokens, trace_requests
 from tests.whatif import truth
-from tests.whatif.replaying import Recorded
+from tests.whatif.simulating import Recorded
 from tests.whatif.truth import Truth
 
 pytestmark = pytest.mark.usefixtures("hooks_on")
@@ -32,10 +32,10 @@ SMALL = 150
 def small(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Truth:
     """The trace's head, twenty times as fast, in a small pool."""
     folder = tmp_path_factory.mktemp("small") / "sessions"
-    return truth.run(model, folder, SMALL, requests=hurried(), step_sec=truth.device, **TOLD)
+    return truth.run(model, folder, SMALL, requests=hurried(), step_sec=truth.device, **LIMITS)
 
 
-TOLD = {"max_model_len": 2_048, "max_num_seqs": 16}
+LIMITS = {"max_model_len": 2_048, "max_num_seqs": 16}
 
 
 def hurried(
@@ -63,7 +63,7 @@ def turned(request: Any) -> None:
         pytest.param(SMALL, {"scheduling_policy": "priority"}, id="priority"),
         pytest.param(SMALL, {"max_num_batched_tokens": 128}, id="chunks"),
         pytest.param(SMALL, {"enable_prefix_caching": False}, id="caching off"),
-        pytest.param(SMALL, {"scheduler_reserve_full_isl": False, "watermark": 0.05}, id="told"),
+        pytest.param(SMALL, {"scheduler_reserve_full_isl": False, "watermark": 0.05}, id="room"),
         pytest.param(800, {"block_size": 8, "max_num_seqs": 4}, id="queue"),
     ],
 )
@@ -71,16 +71,16 @@ def test_as_recorded_it_does_the_same(
     model: Path, tmp_path: Path, blocks: int, arguments: dict[str, Any]
 ) -> None:
     requests = hurried(arguments.get("block_size", 16), turned)
-    told = {**TOLD, **arguments}
+    arguments = {**LIMITS, **arguments}
     true = truth.run(
-        model, tmp_path / "s", blocks, requests=requests, step_sec=truth.device, **told
+        model, tmp_path / "s", blocks, requests=requests, step_sec=truth.device, **arguments
     )
-    found = Recorded(true.session).replay(model)
+    found = Recorded(true.session).simulate(model)
     assert counts(found) == counts(true)
 
 
 def counts(found: Any) -> dict[str, int]:
-    """What both the oracle and the replay count."""
+    """What both the oracle and the simulation count."""
     names = ("hit_tokens", "query_tokens", "evictions", "preemptions", "steps")
     names += ("recomputed_tokens",)
     return {name: getattr(found, name) for name in names}
@@ -104,11 +104,11 @@ def test_elsewhere_it_does_what_vllm_would(
     small: Truth, model: Path, tmp_path: Path, blocks: int, settings: dict[str, int]
 ) -> None:
     requests = hurried(settings.get("block_size", 16))
-    told = {**TOLD, **settings}
+    arguments = {**LIMITS, **settings}
     true = truth.run(
-        model, tmp_path / "s", blocks, requests=requests, step_sec=truth.device, **told
+        model, tmp_path / "s", blocks, requests=requests, step_sec=truth.device, **arguments
     )
-    found = Recorded(small.session).replay(model, blocks, **settings)
+    found = Recorded(small.session).simulate(model, blocks, **settings)
     assert abs((found.hit_rate or 0) - true.hit_rate) <= 0.002
     assert abs((found.evictions or 0) - true.evictions) <= 0.01 * true.evictions
     assert true.evictions > 1_000 or blocks == 600
@@ -118,7 +118,7 @@ def test_elsewhere_it_does_what_vllm_would(
 def test_batches_in_flight(model: Path, tmp_path: Path, is_async: bool) -> None:
     """Two steps are scheduled before the first one's results are in, as in an engine with
     asynchronous scheduling, or with two stages."""
-    told: dict[str, Any] = {**TOLD, "async_scheduling": is_async, "batches": 2}
+    arguments: dict[str, Any] = {**LIMITS, "async_scheduling": is_async, "batches": 2}
     true, elsewhere = (
         truth.run(
             model,
@@ -126,7 +126,7 @@ def test_batches_in_flight(model: Path, tmp_path: Path, is_async: bool) -> None:
             blocks,
             requests=hurried(),
             step_sec=truth.device,
-            **told,
+            **arguments,
         )
         for blocks in (SMALL, 400)
     )
@@ -134,24 +134,24 @@ def test_batches_in_flight(model: Path, tmp_path: Path, is_async: bool) -> None:
     source = Recorded(true.session, batches=None if is_async else 2)
     assert (source.base.async_scheduling, source.base.batches) == (is_async, 2)
     for blocks, counted in ((SMALL, true), (400, elsewhere)):
-        found = source.replay(model, blocks)
+        found = source.simulate(model, blocks)
         assert abs((found.hit_rate or 0) - counted.hit_rate) <= 0.002
         assert abs((found.evictions or 0) - counted.evictions) <= 0.01 * counted.evictions
         assert abs((found.steps or 0) - counted.steps) <= 0.02 * counted.steps
 
 
-def test_smaller_blocks_are_told_by_prefixes(small: Truth, model: Path, tmp_path: Path) -> None:
+def test_smaller_blocks_are_known_by_prefixes(small: Truth, model: Path, tmp_path: Path) -> None:
     """Recorded in blocks of 64 tokens; prompts that part inside one share its beginning."""
-    told = {**TOLD, "block_size": 64}
+    arguments = {**LIMITS, "block_size": 64}
     large = truth.run(
-        model, tmp_path / "s", 150, requests=hurried(64), step_sec=truth.device, **told
+        model, tmp_path / "s", 150, requests=hurried(64), step_sec=truth.device, **arguments
     )
     source = Recorded(large.session)
-    found = source.replay(model, SMALL, block_size=16)
+    found = source.simulate(model, SMALL, block_size=16)
     assert abs((found.hit_rate or 0) - small.hit_rate) <= 0.002
     assert abs((found.evictions or 0) - small.evictions) <= 0.01 * small.evictions
     source.prefixes = None
-    lower = source.replay(model, SMALL, block_size=16)
+    lower = source.simulate(model, SMALL, block_size=16)
     assert (lower.hit_rate or 0) < small.hit_rate - 0.01
 
 
@@ -168,11 +168,11 @@ def test_an_answer_is_found_by_the_next_turn(model: Path, tmp_path: Path) -> Non
     requests = [(0.0, make("one", first, 25)), (9_000.0, make("two", second, 5))]
     recorded_session = Recorded(truth.run(model, tmp_path / "s", 50, requests=requests).session)
     for block_size, hit in ((16, 64), (32, 64), (64, 64), (128, 0)):
-        found = recorded_session.replay(model, 50, block_size=block_size)
+        found = recorded_session.simulate(model, 50, block_size=block_size)
         assert (found.query_tokens, found.hit_tokens) == (40 + 95, hit), block_size
 
 
-def test_engines_are_replayed_apart_and_added(small: Truth, model: Path) -> None:
+def test_engines_are_simulated_apart_and_added(small: Truth, model: Path) -> None:
     one = Recorded(small.session)
     half = np.arange(len(one.workload)) % 2
     both = replace(one.workload, engine=half)
@@ -192,7 +192,7 @@ def test_what_can_never_fit_is_counted_and_left_out(small: Truth, model: Path) -
     blocks = 30
     needed = source.workload.input_tokens + source.workload.output_tokens - 1
     too_long = int((-(-needed // 16) > blocks - 1).sum())
-    found = source.replay(model, blocks)
+    found = source.simulate(model, blocks)
     assert found.failed_requests == too_long > 0
     assert found.requests == len(source.workload) - too_long
 
@@ -200,9 +200,9 @@ def test_what_can_never_fit_is_counted_and_left_out(small: Truth, model: Path) -
 def test_a_prompt_that_no_step_can_take_is_given_up(model: Path, tmp_path: Path) -> None:
     """Without chunks a prompt must fit into a step; a watermark can keep one out for ever."""
     requests = [(0.0, RequestMaker(16)("one", tokens(1, 300), 2))]
-    source = Recorded(truth.run(model, tmp_path / "s", 50, requests=requests, **TOLD).session)
+    source = Recorded(truth.run(model, tmp_path / "s", 50, requests=requests, **LIMITS).session)
     engine = Engine(model, source.base, source.workload, source.step_time)
-    # vLLM refuses such a configuration, so the scheduler is told later.
+    # vLLM refuses such a configuration, so the scheduler gets it later.
     engine._scheduler.scheduler_config.enable_chunked_prefill = False
     engine._scheduler.max_num_scheduled_tokens = 200
     figures = engine.run()
@@ -226,15 +226,15 @@ def test_an_aborted_request_ends_where_it_ended(model: Path, tmp_path: Path) -> 
     )
     source = Recorded(true.session)
     assert source.workload.aborted.sum() == 2
-    found = source.replay(model)
+    found = source.simulate(model)
     assert counts(found) == counts(true)
     assert found.requests == 2
 
 
-def test_warm_up_is_replayed_and_not_counted(small: Truth, model: Path) -> None:
+def test_warm_up_is_simulated_and_not_counted(small: Truth, model: Path) -> None:
     """The counts are those of the session's tables from then on."""
     whole, later = Recorded(small.session), Recorded(small.session, after_sec=2.0)
-    found, measured = later.replay(model), later.measured
+    found, measured = later.simulate(model), later.measured
     names = ("requests", "query_tokens", "hit_tokens", "evictions", "preemptions", "steps")
     assert [getattr(found, name) for name in names] == [getattr(measured, name) for name in names]
     assert 0 < found.requests < whole.measured.requests

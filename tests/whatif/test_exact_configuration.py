@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which configurations are tried, and what of a session cannot be replayed."""
+"""Which configurations are tried, and what of a session cannot be simulated."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def test_what_the_session_ran_with(tmp_path: Path) -> None:
 
 
 def test_batches_in_flight(tmp_path: Path) -> None:
-    told = {"scheduler": SCHEDULER | {"async_scheduling": True}}
-    base, _ = recorded(session(tmp_path / "a", **told), Choices())
+    metadata = {"scheduler": SCHEDULER | {"async_scheduling": True}}
+    base, _ = recorded(session(tmp_path / "a", **metadata), Choices())
     assert (base.async_scheduling, base.batches) == (True, 2)
     base, _ = recorded(session(tmp_path / "b", parallel={"pipeline": 4}), Choices())
     assert (base.async_scheduling, base.batches) == (False, 4)
@@ -143,15 +143,15 @@ def test_what_is_not_recorded_is_said(tmp_path: Path) -> None:
     assert "max_num_seqs is not recorded; simulated with 256" in notes
 
 
-def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
     groups = [{"kind": kind, "block_size": 16} for kind in ("FullAttentionSpec", "MambaSpec")]
     with pytest.raises(SessionError, match="FullAttentionSpec, MambaSpec"):
         recorded(session(tmp_path / "a", groups=groups), Choices())
     cache = {name: value for name, value in METADATA["cache"].items() if name != "blocks"}
     with pytest.raises(SessionError, match="how large the pool"):
         recorded(session(tmp_path / "b", cache=cache), Choices())
-    untold = session(tmp_path / "c", cache=METADATA["cache"] | {"prefix_caching": False})
-    base, _ = recorded(untold, Choices())
+    without = session(tmp_path / "c", cache=METADATA["cache"] | {"prefix_caching": False})
+    base, _ = recorded(without, Choices())
     with pytest.raises(RuleError, match="cannot be tried on"):
         configurations(base, Choices(prefix_caching=(True,)), has_contents=False)
 

@@ -106,14 +106,14 @@ def test_a_trace_without_a_full_block(tmp_path: Path) -> None:
 
 
 def test_every_key_is_documented() -> None:
-    told = DOCS.read_text().split("### JSON of the fast engine")[1]
-    keys = set(re.findall(r"`([a-z0-9_]+)`", told))
+    section = DOCS.read_text().split("### JSON of the fast engine")[1]
+    keys = set(re.findall(r"`([a-z0-9_]+)`", section))
     for kind in (Curve, Ceiling, Point, Pool, Verdict):
         for field in dataclasses.fields(kind):
             assert field.name in keys, f"{kind.__name__}.{field.name}"
 
 
 def test_every_rule_is_documented() -> None:
-    told = DOCS.read_text().split("## The fast engine")[1]
+    section = DOCS.read_text().split("## The fast engine")[1]
     for rule in fast.POLICIES:
-        assert f"`{rule}`" in told
+        assert f"`{rule}`" in section

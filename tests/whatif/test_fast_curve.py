@@ -220,11 +220,11 @@ def test_the_last_token_is_always_computed(tmp_path: Path) -> None:
 def test_text_is_plain_and_narrow(session: SessionBuilder) -> None:
     lines = text.render(curve(session)).splitlines()
     assert all(len(line) <= 80 and line.isascii() for line in lines)
-    told = "\n".join(lines)
-    assert "within conversation 0.00 %  0 tokens" in told
-    assert "across              73.14 %  768 tokens" in told
+    shown = "\n".join(lines)
+    assert "within conversation 0.00 %  0 tokens" in shown
+    assert "across              73.14 %  768 tokens" in shown
     for heading in ("Ceiling (modelled)", "rule (modelled)", "Miss-ratio curve (modelled)"):
-        assert heading in told
+        assert heading in shown
     (measured,) = (line for line in lines if line.startswith("  measured"))
     assert measured.split() == ["measured", "36.57", "%", "0"]
     bars = [line for line in lines if line.rstrip().endswith("#")]

@@ -170,7 +170,7 @@ def test_as_vllm_at_another_block_size(model: Path, hooks_on: None, tmp_path: Pa
     assert outcome.query_tokens == real.query_tokens
     assert outcome.hit_rate == pytest.approx(real.hit_rate, abs=POINTS)
     assert outcome.evictions == pytest.approx(real.evictions, rel=0.01)
-    # And at the size that it was recorded at, where the session tells how it really was.
+    # And at the size that it was recorded at, where the session says how it really was.
     own = fast.curve(workload, policies=["lru"])
     assert own.at_measured is not None
     assert own.measured is not None

@@ -79,7 +79,7 @@ def test_no_term_is_negative(tmp_path: Path) -> None:
 
 def test_waiting_for_requests_is_no_step(tmp_path: Path) -> None:
     """After the fourth step nothing is left, and the next request comes a minute later. A step
-    that scheduled nothing tells of none."""
+    that scheduled nothing counts as none."""
     rows = steps(*KINDS, takes=RULE)
     rows[4]["finished_reqs"] = rows[3]["running_reqs"]
     for row in rows[4:]:
@@ -93,7 +93,7 @@ def test_waiting_for_requests_is_no_step(tmp_path: Path) -> None:
     assert found.rms_error_sec == pytest.approx(0, abs=2e-6)
 
 
-def test_engines_are_told_apart(tmp_path: Path) -> None:
+def test_engines_are_kept_apart(tmp_path: Path) -> None:
     """The steps of two engines between each other."""
     one, other = steps(*KINDS, takes=RULE), steps(*KINDS[::-1], takes=RULE)
     rows = one + [row | {"engine": 1} for row in other]
@@ -114,7 +114,7 @@ def test_with_two_steps_in_flight_a_step_waits_for_the_one_before(tmp_path: Path
     assert plain.rms_error_sec > 1e-3
 
 
-def test_too_few_steps_tell_nothing(tmp_path: Path) -> None:
+def test_too_few_steps_say_nothing(tmp_path: Path) -> None:
     built = session(tmp_path, steps(*KINDS[:2], takes=RULE))
     assert step_time.fit(open_session(built.folder)) is None
 

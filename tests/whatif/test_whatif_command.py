@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis.whatif.simulated import Failure, Simulated
 
 from analysis.renderers.text import whatif as text
 from analysis.whatif.clock import StepTime
 from analysis.whatif.outcome import Outcome
+from analysis.whatif.simulated import Failure, Simulated
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.whatif.test_exact_configuration import SCHEDULER
@@ -106,7 +106,7 @@ def test_what_vllm_refuses_does_not_stop_the_others(
 def test_nothing_of_vllms_reaches_the_user_and_nothing_is_left(
     answered: subprocess.CompletedProcess[str], session: Path
 ) -> None:
-    """No line of vLLM's, no session of ours, no file of what vLLM was told of the model."""
+    """No line of vLLM's, no session of ours, no file of the model that vLLM was given."""
     assert answered.stderr == ""
     assert [path.name for path in session.parent.iterdir()] == [session.name]
 
@@ -173,7 +173,7 @@ def test_an_interrupt_while_a_worker_starts_is_quiet(session: Path) -> None:
 
 
 def workers(parent: int) -> list[Path]:
-    """The processes that replay, in /proc."""
+    """The processes that simulate, in /proc."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     processes = [Path("/proc", child) for child in children]
     return [one for one in processes if "spawn_main" in (one / "cmdline").read_text()]
@@ -268,7 +268,7 @@ def test_the_text_says_what_is_measured_and_what_simulated() -> None:
         (0.0, 0.0005, "Requests wait 500 us on average in the simulation, and waited 0 us in"),
     ],
 )
-def test_queues_that_are_far_from_the_recorded_ones_are_told(
+def test_queues_that_are_far_from_the_recorded_ones_are_reported(
     was: float, now: float, says: str
 ) -> None:
     found = Simulated(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM's scheduler really does with the trace, and the session that is left of it.
 
-The loop, the steps' times and the counting are not those of the replay: the oracle counts within
-vLLM's classes, and a step's time is a rule of the simulated device, which the session tells of by
+The loop, the steps' times and the counting are not those of the simulation. The oracle counts
+within vLLM's classes. A step's time is a rule of the simulated device, which the session shows by
 its timestamps alone.
 """
 
@@ -98,7 +98,7 @@ def _drive(
             now = max(now, pending[-1][0] / 1e3)
         clock.now = max(clock.now, origin + round(now * 1e9))
         while pending and pending[-1][0] <= now * 1e3:
-            # As in an engine, no two arrive in the same microsecond: that tells their order.
+            # As in an engine, no two arrive in the same microsecond: that gives their order.
             clock.tick(1)
             scheduler.add_request(pending.pop()[1])
         for name in abort(scheduler, step):

@@ -50,7 +50,7 @@ class Seen:
     ``captures`` and ``replays`` count CUDA graphs by what vLLM was about; ``breakable`` counts
     the batches that were captured in a breakable graph. ``executions`` has, for each execution
     that served requests, its mode, padded tokens, unpadded tokens and the graphs replayed in it;
-    ``dummies`` counts the others. ``told`` has mode, padded and unpadded tokens as vLLM's own
+    ``dummies`` counts the others. ``dispatched`` has mode, padded and unpadded tokens as vLLM's own
     statistics had them.
     """
 
@@ -59,7 +59,7 @@ class Seen:
     breakable: int = 0
     executions: list[tuple[str, int, int, int]] = field(default_factory=list)
     dummies: int = 0
-    told: list[tuple[str, int, int]] = field(default_factory=list)
+    dispatched: list[tuple[str, int, int]] = field(default_factory=list)
     graphs_bytes: int | None = None
     kv_allocated_bytes: int | None = None
     blocks: int | None = None
@@ -178,7 +178,7 @@ def _update(original: Any, scheduler: Any, scheduler_output: Any, output: Any) -
     stat = output.cudagraph_stats
     if stat is not None:
         mode = stat.runtime_mode.rpartition(".")[2]
-        seen.told.append((mode, stat.num_padded_tokens, stat.num_unpadded_tokens))
+        seen.dispatched.append((mode, stat.num_padded_tokens, stat.num_unpadded_tokens))
     return original(scheduler, scheduler_output, output)
 
 
@@ -223,7 +223,7 @@ class Extension:
             "replays": dict(seen.replays),
             "executions": list(seen.executions),
             "dummies": seen.dummies,
-            "told": list(seen.told),
+            "dispatched": list(seen.dispatched),
             "blocks": _blocks.result(),
             "stand_in": _stand_in.counts() if _stand_in is not None else {},
             "memory": {

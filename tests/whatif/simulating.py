@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay a session in this process, as ``profilemate whatif`` does in others."""
+"""Simulate a session in this process, as ``profilemate whatif`` does in others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profilemate.simulation.engine import Engine
 
 
 class Recorded:
-    """A session, ready to be replayed with other settings; ``batches`` are in flight at once,
+    """A session, ready to be simulated with other settings; ``batches`` are in flight at once,
     unless it is what the session says."""
 
     def __init__(self, session: Path, after_sec: float = 0.0, batches: int | None = None) -> None:
@@ -47,7 +47,7 @@ class Recorded:
             self.base,
         )[0]
 
-    def replay(self, model: Path, blocks: int | None = None, **settings: int | bool) -> Outcome:
+    def simulate(self, model: Path, blocks: int | None = None, **settings: int | bool) -> Outcome:
         """What vLLM's scheduler does with the session's requests and these settings."""
         configuration = self.configuration(blocks, **settings)
         engine = Engine(

@@ -3,12 +3,12 @@
 
     python demo/run.py
 
-Does what a user does: puts this repository on PYTHONPATH, starts `vllm serve`, sends load,
-stops the server, and runs the analyzer on the session that was left. The model is tiny and
-random, the block pool so small that it overflows: prefixes are shared, cached blocks are
-evicted, and requests are preempted. Nothing is fetched. Files go to .demo/ in the repository.
+The demo does what a user does: it puts this repository on PYTHONPATH, starts `vllm serve`, sends
+load, stops the server, and analyzes the session. The model is tiny and random. The pool is too
+small for the load, so requests share prefixes, lose cached blocks to evictions, and are preempted.
+The demo downloads nothing, and writes to .demo/ in the repository.
 
-Exit status: 0 done, 1 something failed (one line and the end of its log), 130 interrupted.
+Exit code: 0 done, 1 a step failed (one line and the end of its log), 130 interrupted.
 """
 
 import json
@@ -30,17 +30,17 @@ MODEL = WORK / "model"
 SESSIONS = WORK / "sessions"
 VLLM = Path(sys.executable).with_name("vllm")
 
-# 64 blocks of 32 tokens. Eight families of prompts share their first 128 tokens (4 blocks); each
-# prompt adds 48 tokens and each answer 80, which is 4 blocks of its own: ten requests at once and
-# the families' prefixes want more than the pool has.
+# The pool has 64 blocks of 32 tokens. The prompts of each of eight families share 128 tokens, which
+# is 4 blocks. A prompt adds 48 tokens and its answer 80, which is 4 blocks of its own. Ten requests
+# at once and eight prefixes need 72 blocks.
 SERVER_OPTIONS = [
     str(MODEL), "--served-model-name", "tiny",
     "--load-format", "dummy",
     "--max-model-len", str(MAX_TOKENS),
-    "--block-size", "32",  # attention on CPUs wants a multiple of 32
+    "--block-size", "32",  # attention on CPUs needs a multiple of 32
     "--num-gpu-blocks-override", "64",
     "--max-num-seqs", "10",
-    "--enforce-eager",  # compiling would need a C++ compiler
+    "--enforce-eager",  # to compile, vLLM would need a C++ compiler
 ]  # fmt: skip
 LOAD_OPTIONS = [
     "--backend", "openai", "--model", "tiny", "--tokenizer", str(MODEL),
@@ -62,7 +62,7 @@ STEPS = 5
 
 
 def environment() -> dict[str, str]:
-    """The user's environment, the repository on PYTHONPATH, and nothing from the network."""
+    """The user's environment, with the repository on PYTHONPATH and without the network."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -78,14 +78,14 @@ def environment() -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        # One thread is enough for this model, wherever the system wants to run it.
+        # One thread is enough for this model, on whichever core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
 
 
 def send_load(port: int) -> str:
-    """Run `vllm bench serve` against the server. Returns one line on what it did."""
+    """Run `vllm bench serve` against the server. Returns its requests and tokens, in one line."""
     log, result = WORK / "load.log", WORK / "load.json"
     result.unlink(missing_ok=True)
     command = [
@@ -99,7 +99,9 @@ def send_load(port: int) -> str:
                 timeout=LOAD_SECONDS, check=False,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise DemoError(with_tail(f"the load took over {LOAD_SECONDS} s", log)) from None
+            raise DemoError(
+                with_tail(f"vllm bench serve did not end in {LOAD_SECONDS} s", log)
+            ) from None
     if status != 0 or not result.exists():
         raise DemoError(with_tail(f"vllm bench serve ended with status {status}", log))
     numbers = json.loads(result.read_text())
@@ -112,64 +114,64 @@ def send_load(port: int) -> str:
 
 
 def find_session(before: set[Path]) -> Path:
-    """The one session that this run left. Raises DemoError if there is none or several."""
+    """The session that the server left. Raises DemoError if there is none or several."""
     new = sorted(sessions() - before)
     if len(new) != 1:
         found = ", ".join(path.name for path in new) or "none"
         raise DemoError(
-            with_tail(f"expected one new session in {SESSIONS}, found {found}", WORK / "server.log")
+            with_tail(f"not one new session in {SESSIONS}: {found}", WORK / "server.log")
         )
     return new[0]
 
 
 def sessions() -> set[Path]:
-    """The session folders that are there now."""
+    """The folders of all sessions."""
     return set(SESSIONS.glob("session_*"))
 
 
 def wait_until_complete(session: Path) -> str:
-    """Wait for the tables to be complete. Returns one line on how that went."""
+    """Wait until the tables are complete. Returns whether they are, in one line."""
     deadline = time.monotonic() + COMPLETE_SECONDS
     while time.monotonic() < deadline:
         try:
             if json.loads((session / "metadata.json").read_text()).get("complete"):
                 return "complete"
         except (OSError, ValueError):
-            pass  # not written yet
+            pass  # the collector has not written it yet
         time.sleep(0.2)
-    return f"not complete after {COMPLETE_SECONDS} s: the analysis completes it"
+    return f"not complete after {COMPLETE_SECONDS} s; the analysis completes them"
 
 
 def step(number: int, title: str, work: Callable[[], str | None]) -> None:
-    """Do `work` under one progress line, which ends with the seconds and what it returned."""
+    """Do `work` on one line of output, which ends with the seconds and what `work` returned."""
     print(f"[{number}/{STEPS}] {title} … ", end="", flush=True)
     began = time.monotonic()
     try:
         note = work()
     except BaseException:
-        print("not done", flush=True)
+        print("failed", flush=True)
         raise
     seconds = f"{time.monotonic() - began:.0f} s"
     print(f"{seconds}: {note}" if note else seconds, flush=True)
 
 
 def profile() -> Path:
-    """Run the server under load. Returns the session folder that it left."""
+    """Serve under load, in steps. Returns the session's folder."""
     for folder in (WORK, SESSIONS):
         folder.mkdir(mode=0o700, exist_ok=True)
     before = sessions()
-    step(1, "a tiny random Llama", lambda: write_model(MODEL))
+    step(1, "write a tiny random Llama", lambda: write_model(MODEL))
     with serve(VLLM, SERVER_OPTIONS, environment(), WORK / "server.log") as server:
-        step(2, "vllm serve", lambda: server.wait_until_ready(START_SECONDS))
-        step(3, "vllm bench serve", lambda: send_load(server.port))
-        step(4, "stopping the server", server.stop)
+        step(2, "start vllm serve", lambda: server.wait_until_ready(START_SECONDS))
+        step(3, "send load with vllm bench serve", lambda: send_load(server.port))
+        step(4, "stop the server", server.stop)
     session = find_session(before)
-    step(5, "the session's tables", lambda: wait_until_complete(session))
+    step(5, "complete the tables", lambda: wait_until_complete(session))
     return session
 
 
 def analyze(session: Path) -> None:
-    """Print the analyzer's summary. Raises DemoError if it fails."""
+    """Print the session's summary. Raises DemoError if the analyzer fails."""
     command = [sys.executable, "-m", "analysis", str(session)]
     status = subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode
     if status != 0:
@@ -177,7 +179,7 @@ def analyze(session: Path) -> None:
 
 
 def end_on(signal_number: int, _frame: FrameType | None) -> None:
-    """Leave through the `finally` blocks, which stop the server."""
+    """Exit through the `finally` blocks, which stop the server."""
     sys.exit(128 + signal_number)
 
 
@@ -192,10 +194,10 @@ def main() -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("demo: interrupted, the server is stopped", file=sys.stderr)
+        print("demo: interrupted; the server is stopped", file=sys.stderr)
         return 130
     folder, python = os.path.relpath(session), os.path.relpath(sys.executable)
-    print(f"\nThe session: {folder}\nMore of it:  {python} -m profilemate report {folder}")
+    print(f"\nSession:      {folder}\nWith charts:  {python} -m profilemate report {folder}")
     return 0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `vllm serve` that is certain to be gone afterwards."""
+"""Start `vllm serve`, and end it with all its processes."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ STOP_SECONDS = 60
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message is for the user."""
+    """The demo cannot go on. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Server:
     log: Path
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Return when /health answers. Raises DemoError if it ends or takes too long."""
+        """Wait until /health answers. Raises DemoError if the server ends or takes too long."""
         deadline = time.monotonic() + seconds
         while not self._healthy():
             status = self.process.poll()
             if status is not None:
                 raise DemoError(with_tail(f"vllm serve ended with status {status}", self.log))
             if time.monotonic() > deadline:
-                raise DemoError(with_tail(f"no answer from vllm serve in {seconds} s", self.log))
+                raise DemoError(with_tail(f"vllm serve did not answer in {seconds} s", self.log))
             time.sleep(0.5)
 
     def stop(self) -> None:
-        """Interrupt it as Ctrl-C would, and wait. Raises DemoError if it does not end."""
+        """Interrupt the server as Ctrl-C does, and wait. Raises DemoError if it does not end."""
         self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(STOP_SECONDS)
@@ -61,15 +61,15 @@ class Server:
 def serve(
     vllm: Path, options: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[Server]:
-    """Start `vllm serve` with `options` on a free port of this machine, output to `log`.
+    """Start `vllm serve` with `options` on a free port of this machine. Its output goes to `log`.
 
-    However the block is left, the server and every process it started are gone after it.
+    At the end of the block, the server and every process that it started are killed.
     """
     port = free_port()
     command = [str(vllm), "serve", *options, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as out:
-        # A group of its own: one signal at the end reaches the engine and its workers too,
-        # and a Ctrl-C in the terminal does not reach them before this process has seen it.
+        # In a process group of its own, one signal reaches the engine and its workers, too, and
+        # a Ctrl-C in the terminal reaches this process alone.
         process = subprocess.Popen(
             command,
             env=environment,
@@ -87,13 +87,13 @@ def serve(
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nothing listens on."""
+    """A free TCP port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def with_tail(problem: str, log: Path, lines: int = 20) -> str:
-    """`problem`, where the log lies, and the log's last lines."""
+    """The problem, the log's path, and the log's last lines."""
     tail = log.read_text(errors="replace").splitlines()[-lines:]
-    return "\n".join([f"{problem}; {log} has all of it and ends with:", *tail])
+    return "\n".join([f"{problem}; the log, {log}, ends with:", *tail])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama small enough to make on the spot: configuration and tokenizer, no weights.
+"""Write a tiny Llama: its configuration and its tokenizer, no weights.
 
-vLLM fills the weights with random numbers (`--load-format dummy`). The block pool, the
-scheduler and the prefix cache work as they do for a large model; only the text is noise.
+vLLM fills the weights with random numbers (`--load-format dummy`). The pool, the scheduler and the
+prefix cache work as with a large model. Only the text is noise.
 """
 
 import json
@@ -31,10 +31,10 @@ CONFIG = {
 
 
 def write_model(folder: Path) -> None:
-    """Write the model's files into `folder`, which is made if need be."""
+    """Write the model's files into `folder`, and make it if it is missing."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    # One token a byte: any text can be encoded, and nothing has to be trained.
+    # Each byte is a token, so every text can be encoded without training.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([BOS, EOS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

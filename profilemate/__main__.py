@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m profilemate VERB``: the same as ``profilemate VERB``, where it is not installed."""
+"""``python -m profilemate COMMAND``: ``profilemate COMMAND`` where it is not installed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``profilemate VERB``, and ``python -m analysis`` for the verb ``summary``.
+"""The command line: ``profilemate COMMAND``, and ``python -m analysis`` for ``summary``.
 
-Nothing of this runs beside vLLM. What it needs is in the extra ``analysis``, and what a page with
-charts needs is in ``report``; where that is not installed, it says so in one line. So it does of
-whatever nobody expected: a traceback's exit code 1 would read as "a rule failed" after ``check``.
+The command line runs apart from vLLM. It needs the packages of the extra ``analysis``, and a page
+with charts those of ``report``. Where one is not installed, a line says so. An unexpected error is
+a line and exit code 2, too: a traceback exits with 1, which means "a rule failed" after ``check``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 TRACEBACK = "PROFILEMATE_TRACEBACK"
-"""Set to 1, it shows the traceback of an error that nobody expected."""
+"""Set to 1, it shows the traceback of an unexpected error."""
 
 _EXTRAS = {
     "polars": "analysis",
@@ -25,10 +25,10 @@ _EXTRAS = {
     "prometheus_client": "analysis",
     "plotly": "report",
 }
-"""Which extra has what may not be installed."""
+"""The extra that has a package which may be missing."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The verbs catch these where they write a file of their own, so they are stdout's."""
+"""A full disk. Commands catch these errors where they write files, so what is left is stdout's."""
 
 
 def main() -> None:
@@ -36,19 +36,19 @@ def main() -> None:
     run(None, "profilemate")
 
 
-def run(verb: str | None, program: str) -> None:
-    """Run the command line that is in ``sys.argv``, then exit.
+def run(command: str | None, program: str) -> None:
+    """Run the command line in ``sys.argv``, then exit.
 
     Args:
-        verb: the verb that is meant without being named, or None where one has to be.
-        program: what the user calls it, for the help.
+        command: the command that the program is; None where ``sys.argv`` names one.
+        program: what the user calls the program, for the help.
 
     """
     _settle_streams()
     try:
         from profilemate.commands.app import application
 
-        application(verb)(prog_name=program)
+        application(command)(prog_name=program)
     except SystemExit:
         fault = _output_fault()
         if fault is None:
@@ -61,20 +61,20 @@ def run(verb: str | None, program: str) -> None:
 
 
 def _settle_streams() -> None:
-    """End quietly when the reader of a pipe has gone, and bear a stream that was closed."""
+    """End quietly when a pipe has no reader any more, and work with a stream that is closed."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            # It is for as long as the process lives.
+            # The file stays open as long as the process lives.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def _output_fault(ended_by: BaseException | None = None) -> str | None:
-    """What is wrong with stdout, such as a full disk; what could not be written is dropped."""
+    """What is wrong with stdout, such as a full disk. What cannot be written is dropped."""
     try:
         sys.stdout.flush()
-        # Without a buffer (PYTHONUNBUFFERED) there is nothing left to write again.
+        # With PYTHONUNBUFFERED nothing waits in a buffer, and the flush above succeeds.
         if isinstance(ended_by, OSError) and ended_by.errno in _FULL:
             raise ended_by
     except OSError as error:
@@ -86,7 +86,7 @@ def _output_fault(ended_by: BaseException | None = None) -> str | None:
 
 
 def _missing(error: BaseException) -> str | None:
-    """How to install the package whose lack this error is."""
+    """How to install the package that the error misses."""
     if not isinstance(error, ModuleNotFoundError):
         return None
     package = (error.name or "").partition(".")[0]
@@ -97,9 +97,9 @@ def _missing(error: BaseException) -> str | None:
 def _unexpected(error: BaseException) -> str:
     if os.environ.get(TRACEBACK) == "1":
         traceback.print_exception(type(error), error, error.__traceback__)
-    said = " ".join(str(error).split())
+    text = " ".join(str(error).split())
     return (
-        f"unexpected {type(error).__name__}{said and ': '}{said}; "
+        f"unexpected {type(error).__name__}{text and ': '}{text}; "
         f"please report it, with {TRACEBACK}=1 for the traceback"
     )
 

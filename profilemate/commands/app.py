@@ -1,55 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put the verbs together."""
+"""Put the commands together: ``profilemate COMMAND``, or one of them as a program of its own."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from profilemate import __version__
-from profilemate.commands.check import check
-from profilemate.commands.compare import compare
-from profilemate.commands.doctor import doctor
-from profilemate.commands.finalize import finalize
-from profilemate.commands.plan import plan
-from profilemate.commands.reconcile import reconcile
-from profilemate.commands.report import report
-from profilemate.commands.summary import summary
-from profilemate.commands.sweep import sweep
-from profilemate.commands.whatif import whatif
+from profilemate.commands.check import CheckOptions, check
+from profilemate.commands.compare import CompareOptions, compare
+from profilemate.commands.doctor import DoctorOptions, doctor
+from profilemate.commands.finalize import FinalizeOptions, finalize
+from profilemate.commands.plan import PlanOptions, plan
+from profilemate.commands.reconcile import ReconcileOptions, reconcile
+from profilemate.commands.report import ReportOptions, report
+from profilemate.commands.shared.errors import errors_in_one_line
+from profilemate.commands.summary import SummaryOptions, summary
+from profilemate.commands.sweep import SweepOptions, sweep
+from profilemate.commands.whatif import WhatifOptions, whatif
 
-_VERBS: Mapping[str, Callable[..., None]] = {
-    "summary": summary,
-    "report": report,
-    "compare": compare,
-    "check": check,
-    "finalize": finalize,
-    "doctor": doctor,
-    "plan": plan,
-    "sweep": sweep,
-    "reconcile": reconcile,
-    "whatif": whatif,
+Options = TypeVar("Options")
+
+
+def application(name: str | None) -> typer.Typer:
+    """All commands, or the one with this name as a program of its own."""
+    # Plain help reads the same in a terminal, a pipe and a log.
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    if name is not None:
+        app.command()(_COMMANDS[name])
+        return app
+    app.callback(invoke_without_command=True)(_profilemate)
+    for name, function in _COMMANDS.items():
+        app.command(name, context_settings=_SETTINGS.get(name))(function)
+    return app
+
+
+def _command(work: Callable[[Options], int], options: type[Options]) -> Callable[..., None]:
+    """The function that typer calls. Its parameters are the fields of the options, and its help
+    is the docstring of the work."""
+
+    def command(**given: Any) -> None:
+        with errors_in_one_line():
+            raise typer.Exit(work(options(**given)))
+
+    hints = get_type_hints(options, include_extras=True)
+    fields = inspect.signature(options).parameters.values()
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [field.replace(annotation=hints[field.name]) for field in fields]
+    )
+    command.__doc__ = work.__doc__
+    return command
+
+
+_COMMANDS: Mapping[str, Callable[..., None]] = {
+    "summary": _command(summary, SummaryOptions),
+    "report": _command(report, ReportOptions),
+    "compare": _command(compare, CompareOptions),
+    "check": _command(check, CheckOptions),
+    "finalize": _command(finalize, FinalizeOptions),
+    "doctor": _command(doctor, DoctorOptions),
+    "plan": _command(plan, PlanOptions),
+    "sweep": _command(sweep, SweepOptions),
+    "reconcile": _command(reconcile, ReconcileOptions),
+    "whatif": _command(whatif, WhatifOptions),
 }
 
 _SETTINGS: Mapping[str, dict[str, Any]] = {
-    # What follows the command that it runs is the command's.
+    # Options after the command that a sweep runs belong to that command.
     "sweep": {"allow_interspersed_args": False},
 }
-
-
-def application(verb: str | None) -> typer.Typer:
-    """All verbs, or the one named as a program of its own."""
-    # Plain help reads the same in a terminal, a pipe and a log.
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    if verb is not None:
-        app.command()(_VERBS[verb])
-        return app
-    app.callback(invoke_without_command=True)(_profilemate)
-    for name, function in _VERBS.items():
-        app.command(name, context_settings=_SETTINGS.get(name))(function)
-    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,9 +87,9 @@ def _profilemate(
         typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """See where vLLM's KV cache goes.
+    """See what vLLM's KV cache and CUDA graphs do.
 
-    Put profilemate on PYTHONPATH, run vLLM as ever, then ask what happened.
+    Put profilemate on PYTHONPATH, start vLLM as always, then ask what happened.
 
     \b
       export PYTHONPATH=/path/to/profilemate:$PYTHONPATH

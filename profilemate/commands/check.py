@@ -4,23 +4,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from analysis.errors import RuleError, SessionError
-from profilemate.commands.options import (
+from profilemate.commands.shared.options import (
     After,
     AsJson,
     RequestsAfter,
     SessionArgument,
-    folder,
     opened,
 )
-from profilemate.commands.reporting import one_line
-from profilemate.commands.waiting import waiting
+from profilemate.commands.shared.progress import status
+from profilemate.commands.shared.stdout import show
+from profilemate.commands.shared.values import folder, share
+from profilemate.messages import say
 
 if TYPE_CHECKING:
     from analysis.judgement.gate import Checked
@@ -28,81 +29,64 @@ if TYPE_CHECKING:
     from analysis.tables.session import Session
 
 
-def share(text: str) -> float:
-    """The share that a tolerance comes to: 5%, or 0.05.
-
-    >>> share("5%"), share("0.05"), share("0")
-    (0.05, 0.05, 0.0)
-    """
-    number, percent, rest = str(text).strip().partition("%")
-    try:
-        value = float(number)
-    except ValueError:
-        value = -1.0
-    # float() takes the digits of every script.
-    if rest or not number.isascii() or not 0 <= value < float("inf"):
-        raise typer.BadParameter(f"{text!r} is not a tolerance; write 5% or 0.05")
-    if not percent and value > 1:
-        raise typer.BadParameter(f"{text!r} would be {100 * value:g} %; write {value:g}%")
-    return value / 100 if percent else value
-
-
-def check(
-    session: SessionArgument = None,
+@dataclass(frozen=True)
+class CheckOptions:
+    session: SessionArgument = None
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
             "--fail-if",
             metavar="RULE",
-            help="A measure, <, <=, >, >=, == or !=, and a limit, such as 'hit_rate<0.4'; the "
-            "session fails where it is true. Can be given several times.",
+            help="A measure, one of < <= > >= == !=, and a limit: 'hit_rate<0.4'. The session "
+            "fails if the rule is true. Can be given several times.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     baseline: Annotated[
         Path | None,
         typer.Option(
             "--baseline",
             metavar="SESSION",
             parser=folder,
-            help="Fail where a measure is worse than this session's.",
+            help="Fail if a measure is worse than in this session.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     tolerance: Annotated[
         float,
         typer.Option(
             "--tolerance",
             metavar="SHARE",
             parser=share,
-            help="By how much it may be worse, of the baseline's value: 5%. Without it: by 0.",
+            help="How much worse a measure may be, as a share of the baseline's value: 5%. "
+            "Default: 0.",
             show_default=False,
         ),
-    ] = 0.0,
+    ] = 0.0
     measure: Annotated[
         list[str] | None,
         typer.Option(
             "--measure",
             metavar="NAME",
-            help="Hold only this measure against the baseline. Can be given several times.",
+            help="Compare only this measure with the baseline. Can be given several times.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     anyway: Annotated[
         bool,
-        typer.Option("--anyway", help="Check against a baseline that cannot be compared, too."),
-    ] = False,
-    after: After = 0.0,
-    requests_after: RequestsAfter = 0,
-    list_all: Annotated[
-        bool, typer.Option("--list", help="List the measures that there are, and exit.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check a session against limits and a baseline, for pipelines.
+        typer.Option("--anyway", help="Check even where the baseline is not comparable."),
+    ] = False
+    after: After = 0.0
+    requests_after: RequestsAfter = 0
+    list_all: Annotated[bool, typer.Option("--list", help="List all measures, and exit.")] = False
+    as_json: AsJson = False
 
-    Each rule that failed is a line: the measure, its value, the limit. A measure of which the
-    session has no value fails a rule that names it.
+
+def check(options: CheckOptions) -> int:
+    """Check a session against limits or a baseline, in pipelines.
+
+    Shows a line for each rule that failed: the measure, its value, the limit. A measure that you
+    name fails where the session has no value for it.
 
     \b
     Examples:
@@ -116,105 +100,131 @@ def check(
     Exit codes:
       0   every rule passed
       1   a rule failed
-      2   it could not be checked: no such session, one whose tables are not
-          whole, no such measure, a wrong option, or a baseline that cannot be
-          compared (see --anyway)
+      2   nothing was checked: no such session, its tables contradict each
+          other, no such measure, a wrong option, or a baseline that is not
+          comparable (see --anyway)
     """
-    with one_line():
-        from analysis.judgement import measures
-        from analysis.renderers import json
-        from analysis.renderers.text import check as text
+    from analysis.renderers.text import check as text
 
-        # A name that the terminal's encoding cannot show must not end it.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        if list_all:
-            if as_json:
-                print(json.catalogue(measures.CATALOGUE))
-            else:
-                text.write_catalogue(measures.CATALOGUE, sys.stdout)
-            return
-        found = _checked(
-            session, fail_if or (), baseline, tolerance, measure or (), after, requests_after
-        )
-        _say_doubts(found, anyway=anyway)
-        if as_json:
-            print(json.render(found))
-        else:
-            text.write(found, sys.stdout)
-    if not found.passed:
-        raise typer.Exit(1)
+    if options.list_all:
+        _list_measures(as_json=options.as_json)
+        return 0
+    found = _checked(options)
+    _say_doubts(found, anyway=options.anyway)
+    show(found, text.write, as_json=options.as_json)
+    return 0 if found.passed else 1
 
 
-def _checked(
-    session: Path | None,
-    fail_if: Sequence[str],
-    baseline: Path | None,
-    tolerance: float,
-    only: Sequence[str],
-    after: float,
-    requests_after: int,
-) -> Checked:
-    import analysis
+def _list_measures(*, as_json: bool) -> None:
+    from analysis.judgement import measures
+    from analysis.renderers import json
+    from analysis.renderers.text import check as text
+
+    if as_json:
+        print(json.catalogue(measures.CATALOGUE))
+    else:
+        text.write_catalogue(measures.CATALOGUE, sys.stdout)
+
+
+def _checked(options: CheckOptions) -> Checked:
     from analysis.judgement import gate
 
-    if not fail_if and baseline is None:
-        raise RuleError("nothing to check; give --fail-if 'MEASURE<LIMIT', or --baseline SESSION")
-    if baseline is None and (only or tolerance):
-        raise RuleError("--measure and --tolerance go with --baseline SESSION")
-    # Before a session is read: a slip is told at once.
-    for text in fail_if:
-        gate.rule(text)
-    gate.directed(only)
-    with waiting("opening the session"):
-        chosen = _recorded(opened(session, after, requests_after))
-    if baseline is None:
-        with waiting("reading the session"):
-            return gate.check(_whole(analysis.summarize(chosen)), fail_if)
-    with waiting("opening the baseline"):
-        against = _recorded(opened(baseline, after, requests_after))
-    if chosen.directory.resolve() == against.directory.resolve():
+    rules = options.fail_if or ()
+    _refuse_slips(options)
+    with status("opening the session"):
+        session = _opened(options.session, options)
+    if options.baseline is None:
+        with status("reading the session"):
+            return gate.check(_summary(session), rules)
+    with status("opening the baseline"):
+        baseline = _opened(options.baseline, options)
+    if session.directory.resolve() == baseline.directory.resolve():
         raise RuleError(
-            f"the session and the baseline are the same: {chosen.directory}; name another baseline"
+            f"the session and the baseline are the same: {session.directory}; name another baseline"
         )
-    with waiting("reading the session"):
-        found = _whole(analysis.summarize(chosen))
-    with waiting("reading the baseline"):
-        base = _whole(analysis.summarize(against))
-    return gate.check(found, fail_if, baseline=base, tolerance=tolerance, only=only)
+    with status("reading the session"):
+        found = _summary(session)
+    with status("reading the baseline"):
+        base = _summary(baseline)
+    return gate.check(
+        found,
+        rules,
+        baseline=base,
+        tolerance=options.tolerance,
+        only=options.measure or (),
+    )
 
 
-def _recorded(session: Session) -> Session:
-    """The session, which has a table: of one without, every count is 0 and would pass."""
+def _refuse_slips(options: CheckOptions) -> None:
+    """Find mistakes in the options before a session is read.
+
+    Raises:
+        RuleError: the options make no sense.
+
+    """
+    from analysis.judgement import gate
+
+    if not options.fail_if and options.baseline is None:
+        raise RuleError("nothing to check; give --fail-if 'MEASURE<LIMIT' or --baseline SESSION")
+    if options.baseline is None and (options.measure or options.tolerance):
+        raise RuleError("--measure and --tolerance need --baseline SESSION")
+    for rule in options.fail_if or ():
+        gate.rule(rule)
+    gate.directed(options.measure or ())
+
+
+def _opened(path: Path | None, options: CheckOptions) -> Session:
+    """The session, if it has a table. Without one every count is 0, and would pass.
+
+    Raises:
+        SessionError: there is no such session, or it has no table.
+
+    """
     from analysis.tables.schema import TABLES
 
+    session = opened(path, options.after, options.requests_after)
     if not any((session.directory / table.file).is_file() for table in TABLES.values()):
-        raise SessionError(f"{session.directory} has no table, so there is nothing to check")
+        raise SessionError(
+            f"{session.directory} has no table, so there is nothing to check; name another session"
+        )
     return session
 
 
-def _whole(found: Summary) -> Summary:
-    """What was found, in tables that fit each other: of rows that are gone no rule would know."""
+def _summary(session: Session) -> Summary:
+    """The session's summary, if its tables agree. A rule would not notice missing rows.
+
+    Raises:
+        SessionError: the tables contradict each other, or cannot be read.
+
+    """
+    from analysis import summarize
     from analysis.judgement import consistency
 
+    found = summarize(session)
     doubts = consistency.contradictions(found)
     if doubts:
         raise SessionError(
-            f"{found.session.directory} is not whole, so it cannot be checked: "
+            f"{found.session.directory} cannot be checked: "
             + "; ".join(doubts)
-            + "; put its files back, or record anew"
+            + "; put its files back, or record again"
         )
     return found
 
 
 def _say_doubts(found: Checked, *, anyway: bool) -> None:
-    """What stands against the figures goes to stderr; a baseline that does not compare ends it."""
+    """Say on stderr what speaks against the figures.
+
+    Raises:
+        RuleError: the baseline is not comparable, and nobody asked to check anyway.
+
+    """
     if found.doubts and not anyway:
         raise RuleError(
-            "the baseline cannot be compared (--anyway checks all the same): "
+            "the baseline is not comparable (--anyway checks all the same): "
             + " ".join(found.doubts)
         )
     doubts = list(found.doubts)
     if found.baseline is None and found.session.state != "complete":
         doubts.append(f"{found.session.session_id} is {found.session.state}: {found.session.note}")
     for doubt in doubts:
-        print("profilemate: note:", doubt, file=sys.stderr)
+        say(f"note: {doubt}")

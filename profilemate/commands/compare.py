@@ -3,47 +3,51 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from profilemate.commands.options import After, AsJson, RequestsAfter, folder, opened
-from profilemate.commands.reporting import one_line
-from profilemate.commands.waiting import waiting
-from profilemate.commands.writing import writable, write
+from profilemate.commands.shared.files import writable, write
+from profilemate.commands.shared.options import After, AsJson, RequestsAfter, opened
+from profilemate.commands.shared.progress import status
+from profilemate.commands.shared.stdout import show, show_line
+from profilemate.commands.shared.values import folder
 
 
-def compare(
+@dataclass(frozen=True)
+class CompareOptions:
     sessions: Annotated[
         list[Path],
         typer.Argument(
             metavar="SESSION",
             parser=folder,
-            help="Sessions' folders, the baseline first, or folders of sessions, of which the "
-            "newest is taken.",
+            help="Sessions' folders, the baseline first. A folder of sessions stands for its "
+            "newest one.",
             show_default=False,
         ),
-    ],
-    after: After = 0.0,
-    requests_after: RequestsAfter = 0,
+    ]
+    after: After = 0.0
+    requests_after: RequestsAfter = 0
     html: Annotated[
         Path | None,
         typer.Option(
             "--html",
             metavar="FILE",
-            help="Write the comparison as a page of its own.",
+            help="Write the comparison as an HTML page.",
             show_default=False,
         ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare sessions with the first of them.
+    ] = None
+    as_json: AsJson = False
 
-    What was configured otherwise, then each measure side by side, with the change and whether it
-    is better or worse. It says when two sessions cannot be compared, and why: another model,
-    other requests, one that is not complete or too short.
+
+def compare(options: CompareOptions) -> int:
+    """Compare sessions with a baseline, the first of them.
+
+    Shows the settings that differ, then each measure side by side: the change, and whether it is
+    better or worse. Where two sessions are not comparable, it says why: another model, other
+    requests, a session that is not complete or too short.
 
     \b
     Examples:
@@ -54,26 +58,23 @@ def compare(
 
     \b
     Exit codes:
-      0   done, whether they can be compared or not
-      2   no such session, one that cannot be read, or a wrong option
+      0   done, whether the sessions are comparable or not
+      2   no such session, a session cannot be read, or a wrong option
     """
-    with one_line():
-        import analysis
-        from analysis.renderers import json
-        from analysis.renderers.html import compare as page
-        from analysis.renderers.text import compare as text
+    import analysis
+    from analysis.renderers.html import compare as page
+    from analysis.renderers.text import compare as text
 
-        # Before the sessions are read, which can take a minute.
-        target = None if html is None else writable(html, "--html")
-        with waiting("reading the sessions"):
-            found = analysis.compare(*(opened(path, after, requests_after) for path in sessions))
-        # A name that the terminal's encoding cannot show must not end it.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        if target is not None:
-            write(target, page.render(found))
-        if as_json:
-            print(json.render(found))
-        elif html is None:
-            text.write(found, sys.stdout)
-        else:
-            print(f"{html} is written")
+    # Before the sessions are read, which can take a minute.
+    target = None if options.html is None else writable(options.html, "--html")
+    with status("reading the sessions"):
+        found = analysis.compare(
+            *(opened(path, options.after, options.requests_after) for path in options.sessions)
+        )
+    if target is not None:
+        write(target, page.render(found))
+    if target is None or options.as_json:
+        show(found, text.write, as_json=options.as_json)
+    else:
+        show_line(f"{options.html} is written")
+    return 0

@@ -1,50 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``profilemate doctor``: will recording work here, and what would be missing?"""
+"""``profilemate doctor``: can profilemate record here, and what would be missing?"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Literal
 
-import typer
-
-from profilemate import config
-from profilemate.bootstrap import ROOT
-from profilemate.format import session
-from profilemate.format.events import PARTS
-from profilemate.hooks.targets import EVERYTHING, NEWEST, OLDEST, release
-
-State = Literal["good", "degraded", "bad"]
-
-PROBE_SEC = 300
-"""How long importing vLLM may take."""
-
-NEEDED = ("wrapt", "orjson")
+from profilemate.commands.doctor_findings import Finding, examine
+from profilemate.commands.shared.options import AsJson
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at, what was found, and what to do where it is not good."""
-
-    about: str
-    state: State
-    found: str
-    advice: str = ""
+class DoctorOptions:
+    as_json: AsJson = False
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-) -> None:
-    """See whether vLLM can be recorded here, and what would be missing.
+def doctor(options: DoctorOptions) -> int:
+    """Check whether profilemate can record vLLM here.
 
-    Run it with the Python and the environment variables that vLLM is started with. It imports
-    vLLM in a process of its own (some seconds) and starts nothing else.
+    Shows what would be missing, and what to do. Use the Python and the environment variables that
+    you start vLLM with. The check imports vLLM in a process of its own, which takes some seconds,
+    and starts nothing else.
 
     \b
     Examples:
@@ -53,184 +30,20 @@ def doctor(
 
     \b
     Exit codes:
-      0   all of it can be recorded
-      1   some of it cannot
-      2   nothing can
+      0   everything can be recorded
+      1   something would be missing
+      2   nothing can be recorded
     """
-    findings = list(_examine())
-    if as_json:
+    findings = list(examine())
+    if options.as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         _print(findings)
     states = {finding.state for finding in findings}
-    raise typer.Exit(2 if "bad" in states else 1 if "degraded" in states else 0)
+    return 2 if "bad" in states else 1 if "degraded" in states else 0
 
 
-def _examine() -> Iterator[Finding]:
-    yield Finding("Python", "good", f"{sys.version.split()[0]}, {sys.executable}")
-    for name in NEEDED:
-        yield _package(name)
-    yield _switch()
-    yield _python_path()
-    yield _folder()
-    yield from _vllm()
-
-
-def _package(name: str) -> Finding:
-    try:
-        return Finding(name, "good", version(name))
-    except PackageNotFoundError:
-        return Finding(name, "bad", "not installed", f"{sys.executable} -m pip install {name}")
-
-
-def _switch() -> Finding:
-    settings = config.read(os.environ)
-    problems = "; ".join(settings.problems)
-    if not settings.enabled:
-        return Finding(
-            "Switch", "bad", "profiling is switched off", f"unset {config.SWITCH}, or set it to 1"
-        )
-    if problems:
-        return Finding("Switch", "degraded", problems, "see docs/configuration.md")
-    return Finding("Switch", "good", "on")
-
-
-def _python_path() -> Finding:
-    """Whether a Python that starts with these variables finds profilemate, and who else is."""
-    about = "PYTHONPATH"
-    program = (
-        "import sys, json; "
-        "finders = [type(f).__module__ for f in sys.meta_path]; "
-        "site = sys.modules.get('sitecustomize'); "
-        "print(json.dumps(['profilemate.bootstrap' in finders, getattr(site, '__file__', None)]))"
-    )
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        is_there, other = json.loads(ended.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        return Finding(about, "bad", f"a Python process could not be started: {error}")
-    if not is_there:
-        found = "a Python process that starts now does not find profilemate"
-        if other:
-            found += f"; it runs {other} in its place"
-        return Finding(
-            about,
-            "bad",
-            found,
-            f"export PYTHONPATH={ROOT}:$PYTHONPATH (python -I and -E ignore it)",
-        )
-    if other and not other.startswith(ROOT):
-        return Finding(about, "good", f"works; {other} runs after it")
-    return Finding(about, "good", "works")
-
-
-def _folder() -> Finding:
-    directory = config.read(os.environ).directory
-    about = "Sessions go to"
-    try:
-        session.make_base(directory)
-        probe = directory / f".doctor.{os.getpid()}"
-        session.write_atomically(probe, b"")
-        probe.unlink()
-    except (OSError, session.SessionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        return Finding(
-            about, "bad", f"{directory}: {reason}", f"set {config.DIRECTORY} to a folder of yours"
-        )
-    return Finding(about, "good", str(directory))
-
-
-def _vllm() -> Iterator[Finding]:
-    try:
-        told = _probe()
-    except ProbeError as error:
-        yield Finding("vLLM", "bad", str(error), "run this with the Python that runs vLLM")
-        return
-    yield _release(told["version"])
-    yield Finding("Device", "good", str(told["device"] or "not known"))
-    owners: dict[str, list[dict[str, Any]]] = {}
-    for target in told["targets"]:
-        owners.setdefault(target["owner"], []).append(target)
-    for owner, targets in owners.items():
-        finding = _owner(owner, targets, str(told["device"]))
-        if finding is not None:
-            yield finding
-
-
-class ProbeError(Exception):
-    """vLLM could not be looked at; the text says why."""
-
-
-def _probe() -> dict[str, Any]:
-    environment = {**os.environ, config.SWITCH: "0"}
-    command = [sys.executable, "-c", _PROBE, ROOT]
-    try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_SEC, env=environment, check=False
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ProbeError(f"cannot be imported: {error}") from None
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise ProbeError(f"cannot be imported: {last}")
-    result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return result
-
-
-_PROBE = (
-    "import sys, runpy; sys.path.append(sys.argv[1]); "
-    "runpy.run_module('profilemate.hooks.probe', run_name='__main__')"
-)
-
-
-def _release(found: str) -> Finding:
-    if release(found) > release(NEWEST):
-        return Finding(
-            "vLLM",
-            "degraded",
-            f"{found}, newer than {NEWEST}, the newest that was checked",
-            "what is found below is what counts; look for a newer profilemate",
-        )
-    if release(found) < release(OLDEST):
-        return Finding(
-            "vLLM", "degraded", f"{found}, older than {OLDEST}, the oldest that was checked"
-        )
-    return Finding("vLLM", "good", found)
-
-
-def _owner(owner: str, targets: list[dict[str, Any]], device: str) -> Finding | None:
-    """What is found of one class; None where the release has no such class."""
-    missing = [target for target in targets if target["state"] == "missing"]
-    if all(target["state"] == "not expected" for target in targets):
-        return None
-    real = next((target["class"] for target in targets if target["class"]), None)
-    found = len([target for target in targets if target["state"] == "found"])
-    text = f"{found} of {found + len(missing)} methods" + (f", of {real}" if real else "")
-    if not missing:
-        return Finding(owner, "good", text)
-    reasons = {target["reason"] for target in missing}
-    (reason,) = reasons if len(reasons) == 1 else (None,)
-    if reason and device != "cuda" and ".worker." in owner:
-        return Finding(owner, "good", f"not used on this device ({reason})")
-    lost = "; ".join(f"{target['method']}: {_cost(target)}" for target in missing)
-    is_lost = any(target["part"] == EVERYTHING for target in missing)
-    state: State = "bad" if is_lost else "degraded"
-    return Finding(owner, state, f"{text}; without {lost}" + (f" ({reason})" if reason else ""))
-
-
-def _cost(target: dict[str, Any]) -> str:
-    """What is lost without a target: the detail that it gives, or tables."""
-    gives, part = str(target["gives"]), str(target["part"])
-    return f"{gives} (lost: {PARTS.get(part, part)})" if part else gives
-
-
-def _print(findings: list[Finding]) -> None:
+def _print(findings: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

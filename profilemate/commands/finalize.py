@@ -3,37 +3,38 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from analysis.errors import SessionError
 from profilemate import collector
-from profilemate.commands import options
-from profilemate.commands.reporting import one_line
+from profilemate.commands.shared.progress import bytes_bar
+from profilemate.commands.shared.stdout import show_line
+from profilemate.commands.shared.values import folder
 
-Progress = Callable[[int, int], None]
 
-
-def finalize(
+@dataclass(frozen=True)
+class FinalizeOptions:
     session: Annotated[
         Path,
         typer.Argument(
             metavar="SESSION",
-            parser=options.folder,
-            help="A session's folder, or a folder of sessions, of which the newest is taken.",
+            parser=folder,
+            help="A session's folder, or a folder of sessions: the newest one is taken.",
             show_default=False,
         ),
-    ],
-) -> None:
+    ]
+
+
+def finalize(options: FinalizeOptions) -> int:
     """Complete the tables of a session that was cut off.
 
-    Where the collector was killed or never ran, the events are still in the session's journal;
-    this replays them into the tables. A session that
-    is complete stays as it is. The summary does the same by itself where it can.
+    If the collector was killed or never started, the events are still in the session's journal.
+    This command applies them to the tables. It leaves a complete session as it is. 'profilemate
+    summary' does the same by itself where it can.
 
     \b
     Examples:
@@ -43,28 +44,29 @@ def finalize(
     \b
     Exit codes:
       0   the session is complete
-      2   it is not: it still runs, its record has gaps, or it cannot be read
+      2   the session is not complete: vLLM still runs, the record has gaps, or
+          the session cannot be read
     """
-    with one_line():
-        from analysis.tables.find import JOURNAL, find_session
+    from analysis.tables.find import JOURNAL, find_session
 
-        folder = find_session(session)
-        # Without a journal nothing is to be completed, and metadata.json tells all.
-        if (folder / JOURNAL).is_dir():
-            with _progress() as progress:
-                collector.finalize(folder, progress)
-        _say_gaps(folder)
-        print(f"{folder} is complete")
+    session = find_session(options.session)
+    # Without a journal there is nothing to apply, and metadata.json says the rest.
+    if (session / JOURNAL).is_dir():
+        with bytes_bar("applying the journal") as shown:
+            collector.finalize(session, shown)
+    _refuse_gaps(session)
+    show_line(f"{session} is complete")
+    return 0
 
 
-def _say_gaps(folder: Path) -> None:
-    """A session with gaps cannot be completed, as nothing holds what is missing.
+def _refuse_gaps(folder: Path) -> None:
+    """Refuse a session with gaps: what is missing is nowhere, so nothing can complete it.
 
     Raises:
-        SessionError: it is such a session.
+        SessionError: the session has gaps.
 
     """
-    from analysis import SessionError, open_session
+    from analysis import open_session
 
     session = open_session(folder, complete=False)
     if session.state != "complete":
@@ -72,18 +74,3 @@ def _say_gaps(folder: Path) -> None:
             f"{folder} cannot be completed: {session.note}; 'profilemate summary' shows what is "
             "there"
         )
-
-
-@contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """Show the bytes of journal that have been replayed, on a terminal's stderr."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    columns = ("replaying the journal", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
-        task = display.add_task("")
-        yield lambda done, total: display.update(task, completed=done, total=total)

@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import re
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from analysis.errors import RuleError
-from profilemate.commands.options import AsJson, folder
-from profilemate.commands.reporting import one_line
-from profilemate.commands.waiting import waiting
-from profilemate.config import SWITCH
+from profilemate.commands import plan_groups, plan_model
+from profilemate.commands.shared.options import AsJson
+from profilemate.commands.shared.progress import status
+from profilemate.commands.shared.stdout import show
+from profilemate.commands.shared.values import folder
 
 if TYPE_CHECKING:
     from analysis.plan import Plan
-    from analysis.plan.groups import Grouping
     from analysis.plan.model import Model
     from analysis.plan.reality import Reality
 
@@ -35,116 +31,126 @@ Whole = int | None
 Text = str | None
 
 
-def plan(
+@dataclass(frozen=True)
+class PlanOptions:
     model: Annotated[
         Text,
         typer.Argument(
             metavar="MODEL",
-            help="A model's folder, its config.json, or the name of one that was downloaded from "
-            "the Hugging Face Hub. Nothing is downloaded.",
+            help="A model's folder, its config.json, or the name of a model that was downloaded "
+            "from the Hugging Face Hub. profilemate downloads nothing.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     session: Annotated[
         Path | None,
         typer.Option(
             "--session",
             metavar="SESSION",
             parser=folder,
-            help="Plan what this session ran, beside what it did.",
+            help="Plan what this session's engine should have had, and compare it with what it "
+            "had.",
             show_default=False,
         ),
-    ] = None,
-    gpu: Annotated[Text, _option("--gpu", "A GPU's memory (80GiB) or name (H100).", "SIZE")] = None,
+    ] = None
+    gpu: Annotated[Text, _option("--gpu", "A GPU's memory (80GiB) or name (H100).", "SIZE")] = None
     utilization: Annotated[
-        float | None, _option("--gpu-memory-utilization", "As vLLM's; 0.92 by default.", "SHARE")
-    ] = None,
+        float | None, _option("--gpu-memory-utilization", "As in vLLM. Default: 0.92.", "SHARE")
+    ] = None
     max_model_len: Annotated[
-        Whole, _option("--max-model-len", "As vLLM's; the model's by default.", "TOKENS")
-    ] = None,
-    block_size: Annotated[
-        Whole, _option("--block-size", "As vLLM's; 16 by default.", "TOKENS")
-    ] = None,
+        Whole, _option("--max-model-len", "As in vLLM. Default: the model's.", "TOKENS")
+    ] = None
+    block_size: Annotated[Whole, _option("--block-size", "As in vLLM. Default: 16.", "TOKENS")] = (
+        None
+    )
     kv_cache_dtype: Annotated[
-        Text, _option("--kv-cache-dtype", "As vLLM's: auto, fp8, bfloat16.", "TYPE")
-    ] = None,
-    dtype: Annotated[Text, _option("--dtype", "As vLLM's; the model's by default.", "TYPE")] = None,
+        Text, _option("--kv-cache-dtype", "As in vLLM: auto, fp8, bfloat16.", "TYPE")
+    ] = None
+    dtype: Annotated[Text, _option("--dtype", "As in vLLM. Default: the model's.", "TYPE")] = None
     tensor_parallel: Annotated[
-        Whole, _option("--tensor-parallel-size", "As vLLM's; 1 by default.", "GPUS")
-    ] = None,
+        Whole, _option("--tensor-parallel-size", "As in vLLM. Default: 1.", "GPUS")
+    ] = None
     pipeline_parallel: Annotated[
-        Whole, _option("--pipeline-parallel-size", "As vLLM's; 1 by default.", "STAGES")
-    ] = None,
+        Whole, _option("--pipeline-parallel-size", "As in vLLM. Default: 1.", "STAGES")
+    ] = None
     prefix_caching: Annotated[
         bool | None,
         typer.Option(
             "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="As vLLM's; on by default. It matters to models that keep states.",
+            help="As in vLLM. Default: on. It matters for models that keep states.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     max_num_batched_tokens: Annotated[
         Whole,
-        _option("--max-num-batched-tokens", "As vLLM's. It matters to windows.", "TOKENS"),
-    ] = None,
+        _option(
+            "--max-num-batched-tokens", "As in vLLM. It matters for sliding windows.", "TOKENS"
+        ),
+    ] = None
     no_hybrid: Annotated[
         bool,
         typer.Option(
             "--disable-hybrid-kv-cache-manager",
-            help="As vLLM's: layers with a window keep all tokens.",
+            help="As in vLLM: layers with a sliding window keep all tokens.",
         ),
-    ] = False,
+    ] = False
     other_memory: Annotated[
         Text,
         _option(
             "--other-memory",
-            "What activations, CUDA graphs and all that torch does not allocate take of a GPU.",
+            "Memory of a GPU for activations, CUDA graphs and everything outside torch.",
             "SIZE",
         ),
-    ] = None,
+    ] = None
     kv_memory: Annotated[
         Text,
-        _option("--kv-cache-memory-bytes", "As vLLM's: the KV cache's memory on a GPU.", "SIZE"),
-    ] = None,
+        _option("--kv-cache-memory-bytes", "As in vLLM: memory of a GPU's KV cache.", "SIZE"),
+    ] = None
     blocks: Annotated[
-        Whole, _option("--num-gpu-blocks-override", "As vLLM's: the pool's blocks.", "BLOCKS")
-    ] = None,
-    weights: Annotated[
-        Text, _option("--weights", "What the weights of the whole model take.", "SIZE")
-    ] = None,
+        Whole, _option("--num-gpu-blocks-override", "As in vLLM: blocks of the pool.", "BLOCKS")
+    ] = None
+    weights: Annotated[Text, _option("--weights", "Memory of all weights.", "SIZE")] = None
     parameters: Annotated[
-        Text, _option("--parameters", "The model's parameters: 8030261248, 8.03e9, 8B.", "COUNT")
-    ] = None,
-    layers: Annotated[Whole, _option("--layers", "Without MODEL: its layers.", "COUNT")] = None,
+        Text,
+        _option("--parameters", "How many parameters: 8030261248, 8.03e9, 8B.", "COUNT"),
+    ] = None
+    layers: Annotated[Whole, _option("--layers", "Without MODEL: how many layers.", "COUNT")] = None
     kv_heads: Annotated[
-        Whole, _option("--kv-heads", "Without MODEL: its KV heads.", "COUNT")
-    ] = None,
+        Whole, _option("--kv-heads", "Without MODEL: KV heads of a layer.", "COUNT")
+    ] = None
     head_size: Annotated[
-        Whole, _option("--head-size", "Without MODEL: numbers in a head.", "COUNT")
-    ] = None,
+        Whole, _option("--head-size", "Without MODEL: size of a head.", "COUNT")
+    ] = None
     sliding_window: Annotated[
-        Whole, _option("--sliding-window", "Without MODEL: tokens that are kept.", "TOKENS")
-    ] = None,
+        Whole,
+        _option("--sliding-window", "Without MODEL: tokens that each layer keeps.", "TOKENS"),
+    ] = None
     average_len: Annotated[
-        Whole, _option("--average-len", "Tokens of a usual sequence, answer included.", "TOKENS")
-    ] = None,
+        Whole,
+        _option("--average-len", "Tokens of an average sequence, prompt and answer.", "TOKENS"),
+    ] = None
     worst_len: Annotated[
-        Whole, _option("--worst-len", "Tokens of the longest one; max-model-len else.", "TOKENS")
-    ] = None,
+        Whole,
+        _option(
+            "--worst-len", "Tokens of the longest sequence. Default: --max-model-len.", "TOKENS"
+        ),
+    ] = None
     without_vllm: Annotated[
         bool,
-        typer.Option("--without-vllm", help="Do not ask the vLLM that is installed, for speed."),
-    ] = False,
+        typer.Option("--without-vllm", help="Do not import the installed vLLM. This is faster."),
+    ] = False
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show the arithmetic, and where each number is from.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+        bool, typer.Option("--explain", help="Show the arithmetic, and each number's source.")
+    ] = False
+    as_json: AsJson = False
+
+
+def plan(options: PlanOptions) -> int:
     """Plan a model's KV cache: blocks, tokens, sequences at once.
 
-    From a model's config.json and a GPU's memory, as vLLM reckons at start-up. Where vLLM is
-    installed, its own code makes the groups and the size of a block. With --session: what a
-    recorded engine should have had, beside what it had, and where the difference comes from.
+    Takes a model's config.json and a GPU's memory, and calculates as vLLM does at start-up. Where
+    vLLM is installed, its own code makes the groups and the size of a block. --session compares
+    the plan with what a recorded engine had, and says where each difference comes from.
 
     \b
     Examples:
@@ -160,147 +166,72 @@ def plan(
     \b
     Exit codes:
       0   done
-      2   no such model or session, one that cannot be read, or a wrong option
+      2   no such model or session, it cannot be read, or a wrong option
     """
-    with one_line():
-        from analysis.plan.sizes import gpu_memory, size
-        from analysis.renderers import json
-        from analysis.renderers.text import plan as text
+    from analysis.renderers.text import plan as text
 
-        told = None if gpu is None else gpu_memory(gpu)
-        changes = {
-            "gpu_bytes": told and told[0],
-            "gpu_source": told and told[1],
-            "gpu_memory_utilization": utilization,
-            "max_model_len": max_model_len,
-            "block_size": block_size,
-            "kv_cache_dtype": kv_cache_dtype,
-            "tensor_parallel": tensor_parallel,
-            "pipeline_parallel": pipeline_parallel,
-            "prefix_caching": prefix_caching,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "hybrid": False if no_hybrid else None,
-            "other_bytes": None if other_memory is None else size(other_memory),
-            "weight_bytes": None if weights is None else size(weights),
-            "kv_bytes": None if kv_memory is None else size(kv_memory),
-            "blocks": blocks,
-        }
-        given = {name: value for name, value in changes.items() if value is not None}
-        lengths = _Lengths(average_len, worst_len)
-        numbers = {
-            "layers": layers,
-            "kv_heads": kv_heads,
-            "head_size": head_size,
-            "window": sliding_window,
-        }
-        count = None if parameters is None else _count(parameters)
-        described = _model(model, dtype, count, numbers)
-        with waiting("planning"):
-            found = _found(session, described, given, lengths, _grouping(without_vllm))
-        # A name that the terminal's encoding cannot show must not end it.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        if as_json:
-            print(json.render(found))
-        else:
-            text.write(found, sys.stdout, explained=explain)
+    changes = _changes(options)
+    model = plan_model.chosen(
+        options.model,
+        {
+            "layers": options.layers,
+            "kv_heads": options.kv_heads,
+            "head_size": options.head_size,
+            "window": options.sliding_window,
+        },
+        dtype=options.dtype,
+        parameters=options.parameters,
+    )
+    with status("planning"):
+        found = _planned(options, model, changes)
+    show(found, partial(text.write, explained=options.explain), as_json=options.as_json)
+    return 0
 
 
-@dataclass(frozen=True)
-class _Lengths:
-    """Tokens of a usual sequence and of the longest one, as far as they were given."""
+def _changes(options: PlanOptions) -> dict[str, Any]:
+    """The planner's settings that the options name."""
+    from analysis.plan.sizes import gpu_memory, size
 
-    average: int | None
-    worst: int | None
+    gpu_bytes, gpu_source = (None, None) if options.gpu is None else gpu_memory(options.gpu)
+    settings = {
+        "gpu_bytes": gpu_bytes,
+        "gpu_source": gpu_source,
+        "gpu_memory_utilization": options.utilization,
+        "max_model_len": options.max_model_len,
+        "block_size": options.block_size,
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "tensor_parallel": options.tensor_parallel,
+        "pipeline_parallel": options.pipeline_parallel,
+        "prefix_caching": options.prefix_caching,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "hybrid": False if options.no_hybrid else None,
+        "other_bytes": None if options.other_memory is None else size(options.other_memory),
+        "weight_bytes": None if options.weights is None else size(options.weights),
+        "kv_bytes": None if options.kv_memory is None else size(options.kv_memory),
+        "blocks": options.blocks,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def _found(
-    folder: Path | None,
-    described: tuple[Model, Path | None] | None,
-    given: Mapping[str, Any],
-    lengths: _Lengths,
-    grouping: Grouping,
+def _planned(
+    options: PlanOptions, model: tuple[Model, Path | None] | None, changes: dict[str, Any]
 ) -> Plan | Reality:
-    """The plan, beside the session where one was named."""
+    """The plan, beside the session where one is named."""
     from analysis import open_session
     from analysis.plan import plan, reality
     from analysis.plan.settings import Settings
 
     asked: dict[str, Any] = {
-        "average_len": lengths.average,
-        "worst_len": lengths.worst,
-        "grouping": grouping,
+        "average_len": options.average_len,
+        "worst_len": options.worst_len,
+        "grouping": plan_groups.grouping(without_vllm=options.without_vllm),
     }
-    if folder is None:
-        if described is None:
+    if options.session is None:
+        if model is None:
             raise RuleError("name a model, or give --layers, --kv-heads and --head-size")
-        model, weights = described
-        return plan(model, replace(Settings(), **given), folder=weights, **asked)
-    session = open_session(folder)
-    model, weights = described or reality.model_of(session)
-    settings = replace(reality.settings_of(session), **given)
-    return reality.against(session, model, settings, folder=weights, **asked)
-
-
-def _model(
-    name: str | None, dtype: str | None, parameters: int | None, numbers: Mapping[str, int | None]
-) -> tuple[Model, Path | None] | None:
-    """The model that is meant and where its weights are; None where none is named."""
-    from analysis.plan import config, local
-    from analysis.plan import numbers as plain
-    from analysis.plan.model import Parameters
-    from analysis.plan.sizes import element_bytes
-
-    given = [option for option, value in numbers.items() if value is not None]
-    if name is None:
-        if not given:
-            return None
-        return plain.model(**numbers, dtype=dtype or "bfloat16", parameters=parameters), None
-    if given:
-        option = given[0].replace("_", "-").replace("window", "sliding-window")
-        raise RuleError(f"--{option} describes a model in MODEL's place; give one or the other")
-    path = local.find(name)
-    model = config.read(path, name=name)
-    if dtype not in (None, "auto"):
-        element_bytes(str(dtype), "--dtype")
-        model = replace(model, dtype=str(dtype), sources={**model.sources, "dtype": "--dtype"})
-    if parameters is not None:
-        sources = {**model.sources, "parameters": "--parameters"}
-        # What is given counts, whatever the files in the folder say.
-        return replace(model, parameters=Parameters(0, 0, parameters), sources=sources), None
-    return model, path if path.is_dir() else None
-
-
-def _count(text: str) -> int:
-    """The number of parameters that a text states: 8030261248, 8.03e9, 8B, 70b, 125M."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?(?:e\d{1,2})?) ?([kmbt]?)", text.strip().lower())
-    scale = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-    count = round(float(match[1]) * scale[match[2]]) if match else 0
-    if not 0 < count <= 10**14:
-        raise RuleError(f"--parameters {text!r} is no number of parameters; write 8030261248 or 8B")
-    return count
-
-
-def _grouping(without_vllm: bool) -> Grouping:
-    """Who makes the groups: the vLLM that is installed, or the arithmetic here."""
-    from analysis.plan.groups import Layout, group
-    from analysis.plan.specs import Stage
-
-    if without_vllm or importlib.util.find_spec("vllm") is None:
-        return group
-    from profilemate.simulation import groups as vllm_groups
-
-    # The vLLM that is imported then serves nobody, so there is nothing to record.
-    os.environ[SWITCH] = "0"
-    refused = False
-
-    def asked(stages: Sequence[Stage]) -> Layout:
-        nonlocal refused
-        if not refused:
-            try:
-                return vllm_groups.group(stages)
-            except vllm_groups.NoVllmError as error:
-                refused = True
-                print(f"profilemate: vLLM is not asked: {error}", file=sys.stderr)
-        return group(stages)
-
-    return asked
+        described, weights = model
+        return plan(described, replace(Settings(), **changes), folder=weights, **asked)
+    session = open_session(options.session)
+    described, weights = model or reality.model_of(session)
+    settings = replace(reality.settings_of(session), **changes)
+    return reality.against(session, described, settings, folder=weights, **asked)

@@ -3,30 +3,29 @@
 
 from __future__ import annotations
 
-import http.client
-import sys
 import time
-import urllib.error
-import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.errors import RuleError, SessionError
-from profilemate.commands.options import AsJson, SessionArgument
-from profilemate.commands.reporting import one_line
-from profilemate.commands.waiting import waiting
+from analysis.errors import RuleError
+from profilemate.commands import reconcile_page
+from profilemate.commands.shared.options import AsJson, SessionArgument
+from profilemate.commands.shared.progress import status
+from profilemate.commands.shared.stdout import show
 
-ANSWER_SEC = 30
+if TYPE_CHECKING:
+    from analysis.engine_metrics import Page, Reconciliation
+
 SETTLE_SEC = 2.0
-"""Rows of what a running engine has done are in the tables within so long."""
-LARGEST_BYTES = 64 << 20
-PIECE_BYTES = 1 << 20
+"""What a running engine has done is in the tables after this time."""
 
 
-def reconcile(
-    session: SessionArgument = None,
+@dataclass(frozen=True)
+class ReconcileOptions:
+    session: SessionArgument = None
     metrics_url: Annotated[
         str | None,
         typer.Option(
@@ -35,24 +34,26 @@ def reconcile(
             help="The server's metrics, such as http://localhost:8000/metrics.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     metrics_file: Annotated[
         Path | None,
         typer.Option(
             "--metrics-file",
             metavar="FILE",
-            help="The metrics as they were saved: curl -s URL > FILE. Its time of change is taken "
-            "for when that was.",
+            help="Saved metrics: curl -s URL > FILE. They count as of the time when the file "
+            "last changed.",
             show_default=False,
         ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Hold vLLM's own metrics against a session.
+    ] = None
+    as_json: AsJson = False
 
-    Prefix-cache queries and hits, tokens, requests, preemptions, usage, and with
-    --kv-cache-metrics the lifetimes of blocks. Where the two differ it says by how much and why,
-    and what is left unexplained.
+
+def reconcile(options: ReconcileOptions) -> int:
+    """Compare vLLM's own metrics with a session.
+
+    Compares prefix cache queries and hits, tokens, requests, preemptions and usage; with vLLM's
+    --kv-cache-metrics the lifetimes of blocks, too. Where the two differ, it says by how much and
+    why, and what it cannot explain.
 
     \b
     Examples:
@@ -64,73 +65,35 @@ def reconcile(
     Exit codes:
       0   they agree, or each difference is explained
       1   a difference is not explained
-      2   it could not be checked: no such session, no such page, a wrong option
+      2   nothing was compared: no such session, no such metrics, or a wrong
+          option
     """
-    with one_line():
-        from analysis import engine_metrics, open_session
-        from analysis.renderers import json
-        from analysis.renderers.text import engine_metrics as text
+    from analysis.renderers.text import engine_metrics as text
 
-        if (metrics_url is None) == (metrics_file is None):
-            raise RuleError("give either --metrics-url URL or --metrics-file FILE")
-        if metrics_file is not None:
-            page = engine_metrics.parse(*_saved(metrics_file))
-        else:
-            with waiting("asking the server"):
-                page = engine_metrics.parse(*_scraped(metrics_url or ""))
-        with waiting("reading the session"):
-            opened = open_session(session)
-            if opened.state == "running" and metrics_url is not None:
-                time.sleep(SETTLE_SEC)
-                opened = open_session(opened.directory)
-            found = engine_metrics.reconcile(opened, page)
-        # A name that the terminal's encoding cannot show must not end it.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        if as_json:
-            print(json.render(found))
-        else:
-            text.write(found, sys.stdout)
-    if not found.agrees:
-        raise typer.Exit(1)
+    found = _reconciled(options)
+    show(found, text.write, as_json=options.as_json)
+    return 0 if found.agrees else 1
 
 
-def _saved(path: Path) -> tuple[str, str, float]:
-    # A pipe or a device may never end.
-    if path.exists() and not path.is_file():
-        raise SessionError(f"{path} is no regular file; save the page in one")
-    try:
-        return path.read_text("utf-8"), str(path), path.stat().st_mtime
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise SessionError(f"cannot read {path}: {why}") from None
+def _reconciled(options: ReconcileOptions) -> Reconciliation:
+    from analysis import engine_metrics, open_session
+
+    page = _page(options)
+    with status("reading the session"):
+        session = open_session(options.session)
+        if session.state == "running" and options.metrics_url is not None:
+            time.sleep(SETTLE_SEC)
+            session = open_session(session.directory)
+        return engine_metrics.reconcile(session, page)
 
 
-def _scraped(url: str) -> tuple[str, str, float]:
-    if not url.startswith(("http://", "https://")):
-        raise RuleError(f"{url!r} is no URL; write http://localhost:8000/metrics")
-    try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SEC) as answer:
-            content = _whole(answer)
-    except urllib.error.HTTPError as error:
-        raise SessionError(
-            f"cannot get {url}: it answers {error.code} {error.reason}; give the URL of its metrics"
-        ) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        why = getattr(error, "reason", None) or error
-        raise SessionError(f"cannot get {url}: {why}; is the server running?") from None
-    return content.decode("utf-8", "replace"), url, time.time()
+def _page(options: ReconcileOptions) -> Page:
+    from analysis import engine_metrics
 
-
-def _whole(answer: http.client.HTTPResponse) -> bytes:
-    """All of the answer; a part of a page would read as a page with other figures."""
-    content = bytearray()
-    deadline = time.monotonic() + ANSWER_SEC
-    while piece := answer.read1(PIECE_BYTES):
-        content += piece
-        if len(content) > LARGEST_BYTES:
-            raise ValueError(f"it has more than {LARGEST_BYTES >> 20} MiB")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"it takes longer than {ANSWER_SEC} s")
-    if answer.length:
-        raise http.client.IncompleteRead(bytes(content), answer.length)
-    return bytes(content)
+    url, file = options.metrics_url, options.metrics_file
+    if url is not None and file is None:
+        with status("asking the server"):
+            return engine_metrics.parse(*reconcile_page.scraped(url))
+    if file is not None and url is None:
+        return engine_metrics.parse(*reconcile_page.saved(file))
+    raise RuleError("give either --metrics-url URL or --metrics-file FILE")

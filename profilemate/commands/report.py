@@ -3,42 +3,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from profilemate.commands.options import After, RequestsAfter, SessionArgument, opened
-from profilemate.commands.reporting import one_line
-from profilemate.commands.waiting import waiting
-from profilemate.commands.writing import writable, write
+from profilemate.commands.shared.files import writable, write
+from profilemate.commands.shared.options import After, RequestsAfter, SessionArgument, opened
+from profilemate.commands.shared.progress import status
 
 FILE = "report.html"
 
 
-def report(
-    session: SessionArgument = None,
+@dataclass(frozen=True)
+class ReportOptions:
+    session: SessionArgument = None
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
             metavar="FILE",
-            help=f"Where to write the page. Without it: {FILE} in the session's folder, which "
-            "only you can read.",
+            help=f"The page's file. Default: {FILE} in the session's folder. "
+            "Only you can read the file.",
             show_default=False,
         ),
-    ] = None,
-    after: After = 0.0,
-    requests_after: RequestsAfter = 0,
-) -> None:
-    """Draw a session as one HTML page.
+    ] = None
+    after: After = 0.0
+    requests_after: RequestsAfter = 0
 
-    The story and the figures first, then charts of the KV cache, the prefix cache, evictions,
-    requests and the scheduler, over time. The page needs no network and no server: open it from
-    disk, send it to someone, print it. It stays under 6 MB however long the session is.
 
-    It names requests and the model, and holds no prompt and no answer.
+def report(options: ReportOptions) -> int:
+    """Write a session as one HTML page with charts.
+
+    The page begins with the story and the main figures. Charts follow: the KV cache, the prefix
+    cache, evictions, requests, the scheduler and CUDA graphs over time. It needs no network and
+    no server: open it from disk, send it, print it. It stays under 6 MB for a session of any
+    length.
+
+    The page names the model and the requests. It holds no prompt and no answer.
 
     \b
     Examples:
@@ -50,22 +54,22 @@ def report(
     \b
     Exit codes:
       0   done; the last line is the page's path
-      2   no such session, one that cannot be read, a page that cannot be
+      2   no such session, the session cannot be read, the page cannot be
           written, or a wrong option
     """
-    with one_line():
-        # Before the session is read, which can take a minute: what the page needs is there.
-        from analysis import series, summarize
-        from analysis.renderers.html import page
+    # Plotly is imported before the session is read, which can take a minute.
+    from analysis import series, summarize
+    from analysis.renderers.html import page
 
-        with waiting("opening the session"):
-            chosen = opened(session, after, requests_after)
-        path = output or chosen.directory / FILE
-        target = writable(path, "-o")
-        with waiting("summing up the session"):
-            found = summarize(chosen)
-        with waiting("reading the session for the charts"):
-            drawn = series.measure(chosen, found)
-        with waiting("writing the page"):
-            write(target, page.render(found, drawn))
-        print(path)
+    with status("opening the session"):
+        session = opened(options.session, options.after, options.requests_after)
+    path = options.output or session.directory / FILE
+    target = writable(path, "-o")
+    with status("summarizing the session"):
+        found = summarize(session)
+    with status("reading the session for the charts"):
+        drawn = series.measure(session, found)
+    with status("writing the page"):
+        write(target, page.render(found, drawn))
+    print(path)
+    return 0

@@ -3,24 +3,33 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass
 
-from profilemate.commands.options import After, AsJson, RequestsAfter, SessionArgument, opened
-from profilemate.commands.reporting import one_line
-from profilemate.commands.waiting import waiting
+from profilemate.commands.shared.options import (
+    After,
+    AsJson,
+    RequestsAfter,
+    SessionArgument,
+    opened,
+)
+from profilemate.commands.shared.progress import status
+from profilemate.commands.shared.stdout import show
 
 
-def summary(
-    session: SessionArgument = None,
-    after: After = 0.0,
-    requests_after: RequestsAfter = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Sum up a session.
+@dataclass(frozen=True)
+class SummaryOptions:
+    session: SessionArgument = None
+    after: After = 0.0
+    requests_after: RequestsAfter = 0
+    as_json: AsJson = False
 
-    KV cache usage, block lifetimes, evictions, prefix-cache hit rates, preemptions.
 
-    It works while vLLM still runs and after a crash, too, and says how far the data goes.
+def summary(options: SummaryOptions) -> int:
+    """Summarize a session.
+
+    Shows KV cache usage, block lifetimes, evictions, prefix cache hits, preemptions, CUDA graphs.
+
+    Works while vLLM runs and after a crash, and says how far the data goes.
 
     \b
     Examples:
@@ -34,17 +43,12 @@ def summary(
     \b
     Exit codes:
       0   done
-      2   no such session, one that cannot be read, or a wrong option
+      2   no such session, the session cannot be read, or a wrong option
     """
-    with one_line():
-        from analysis import summarize
-        from analysis.renderers import json, text
+    from analysis import summarize
+    from analysis.renderers import text
 
-        with waiting("reading the session"):
-            found = summarize(opened(session, after, requests_after))
-        # A name that the terminal's encoding cannot show must not end it.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        if as_json:
-            print(json.render(found))
-        else:
-            text.write(found, sys.stdout)
+    with status("reading the session"):
+        found = summarize(opened(options.session, options.after, options.requests_after))
+    show(found, text.write, as_json=options.as_json)
+    return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a verb in this process: what it prints and its exit code, without an interpreter's start."""
+"""Run a command in this process, which saves the start of an interpreter."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from analysis import Checked, RuleError, Summary, open_session
 from analysis.judgement import gate, measures
 from analysis.renderers import json as json_renderer
 from analysis.renderers.text.check import render as text
-from profilemate.commands.check import share
+from profilemate.commands.shared.values import share
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.journals import running_session
@@ -324,7 +324,7 @@ class TestCommand:
         fails("nothing to check; give --fail-if", folder)
         fails("there is no folder", tmp_path / "nowhere", "--fail-if", "evictions>0")
         fails("perhaps evictions", folder, "--fail-if", "eviction>0")
-        fails("go with --baseline", folder, "--fail-if", "evictions>0", "--measure", "evictions")
+        fails("need --baseline", folder, "--fail-if", "evictions>0", "--measure", "evictions")
         fails("has no direction", folder, "--baseline", folder, "--measure", "usage_mean")
         fails("nothing is left of", folder, "--fail-if", "evictions>0", "--after", "10s")
 

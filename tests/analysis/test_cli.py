@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,13 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from analysis import RuleError, SessionError
 from profilemate import __version__
+from profilemate.commands.check import CheckOptions, check
+from profilemate.commands.plan import PlanOptions, plan
+from profilemate.commands.summary import SummaryOptions, summary
+from profilemate.commands.sweep import SweepOptions, sweep
+from profilemate.commands.whatif import WhatifOptions, whatif
 from tests.analysis.builder import SessionBuilder
+from tests.analysis.invoke import invoke
 from tests.analysis.journals import ended_session, running_session
 
 ROOT = Path(__file__).parent.parent.parent
 ANALYSIS = ["-m", "analysis"]
 PROFILEMATE = ["-c", "from profilemate.cli import main; main()"]
+NAMES = [
+    *("summary", "report", "compare", "check", "finalize"),
+    *("doctor", "plan", "sweep", "reconcile", "whatif"),
+]
 
 
 def run(program: list[str], *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
@@ -70,7 +82,7 @@ def test_errors_are_one_line(used: SessionBuilder, tmp_path: Path) -> None:
     assert_fails(run(ANALYSIS, used.folder, "--json"), "kv_cache_usage.csv, line 4: 1 fields")
 
 
-def test_without_a_verb_the_help_is_shown() -> None:
+def test_without_a_command_the_help_is_shown() -> None:
     result = run(PROFILEMATE)
     assert result.returncode == 0
     assert "summary" in result.stdout
@@ -80,14 +92,32 @@ def test_without_a_verb_the_help_is_shown() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[*ANALYSIS], [*PROFILEMATE, "summary"], [*PROFILEMATE, "finalize"], [*PROFILEMATE]],
+    [[*ANALYSIS], [*PROFILEMATE, "summary"], [*PROFILEMATE]],
 )
 def test_help_teaches_in_80_columns(command: list[str]) -> None:
     result = run(command, "--help")
     assert result.returncode == 0
-    assert "profilemate summary" in result.stdout or "profilemate finalize" in result.stdout
+    assert "profilemate summary" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert result.stdout.isascii()
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_each_command_teaches_in_80_columns(command: str) -> None:
+    """What it does, examples, and exit codes."""
+    shown = invoke(command, "--help").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.isascii()
+    examples, _, codes = shown.partition("Examples:")[2].partition("Exit codes:")
+    assert f"profilemate {command}" in examples
+    assert "  2  " in codes
+
+
+def test_the_help_lists_the_commands() -> None:
+    listed = invoke("--help").stdout.partition("Commands:\n")[2]
+    assert re.findall(r"^  (\w+) ", listed, re.MULTILINE) == NAMES
+    # Nothing of what a command does is cut off.
+    assert "..." not in listed
 
 
 def test_the_version() -> None:
@@ -186,8 +216,8 @@ def test_a_reader_that_goes_away_is_no_error(used: SessionBuilder) -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("verb", ["summary", "check", "--version", "--help"])
-def test_a_full_disk_is_one_line(used: SessionBuilder, verb: str, unbuffered: str) -> None:
+@pytest.mark.parametrize("command", ["summary", "check", "--version", "--help"])
+def test_a_full_disk_is_one_line(used: SessionBuilder, command: str, unbuffered: str) -> None:
     arguments: dict[str, list[object]] = {
         "summary": [used.folder],
         # A rule that fails, and a verdict that nobody can read.
@@ -195,7 +225,7 @@ def test_a_full_disk_is_one_line(used: SessionBuilder, verb: str, unbuffered: st
     }
     with open("/dev/full", "w") as full:
         result = subprocess.run(
-            [sys.executable, *PROFILEMATE, verb, *map(str, arguments.get(verb, []))],
+            [sys.executable, *PROFILEMATE, command, *map(str, arguments.get(command, []))],
             check=False,
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
@@ -241,3 +271,21 @@ def test_names_that_the_terminal_cannot_show_do_no_harm(used: SessionBuilder) ->
     result = run(ANALYSIS, used.folder, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert (result.returncode, result.stderr) == (0, "")
     assert "mod\\xe8le" in result.stdout
+
+
+def test_commands_can_be_called_from_python(
+    used: SessionBuilder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command is a function of its options, which returns the exit code and raises its errors."""
+    assert summary(SummaryOptions(session=used.folder)) == 0
+    assert used.folder.name in capsys.readouterr().out
+    codes = [check(CheckOptions(used.folder, fail_if=[f"usage_peak>{n}"])) for n in (40, 60)]
+    assert codes == [1, 0]
+    with pytest.raises(RuleError, match="nothing to check"):
+        check(CheckOptions(used.folder))
+    with pytest.raises(SessionError, match="there is no folder"):
+        whatif(WhatifOptions(used.folder / "nowhere", fast=True))
+    with pytest.raises(RuleError, match="name a model"):
+        plan(PlanOptions(without_vllm=True))
+    with pytest.raises(RuleError, match="nothing to sweep"):
+        sweep(SweepOptions(["true"]))

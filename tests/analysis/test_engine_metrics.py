@@ -20,7 +20,7 @@ import pytest
 from analysis import SessionError, open_session
 from analysis.engine_metrics import Reconciliation, Row, parse, reconcile
 from analysis.renderers.text import engine_metrics as text
-from profilemate.commands import reconcile as verb
+from profilemate.commands import reconcile_page
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.test_json import keys
@@ -414,7 +414,7 @@ WHOLE = page(prefix_cache_queries_total=150).encode()
         (b"SSH-2.0-OpenSSH\r\n", "SSH-2.0-OpenSSH"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + WHOLE, "IncompleteRead"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "IncompleteRead"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"# x" * (1 << 19), "it has more than 1 MiB"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"# x" * (1 << 19), "the page has more than 1 MiB"),
     ],
     ids=["no HTTP", "cut off", "no chunks", "too long"],
 )
@@ -422,7 +422,7 @@ def test_a_page_that_is_not_whole_is_refused(
     session: SessionBuilder, answer: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of it would read as a page with other figures."""
-    monkeypatch.setattr(verb, "LARGEST_BYTES", 1 << 20)
+    monkeypatch.setattr(reconcile_page, "LARGEST_BYTES", 1 << 20)
     lookups(session)
     with raw_server(answer) as url:
         done = invoke("reconcile", session.folder, "--metrics-url", url)
@@ -435,11 +435,11 @@ def test_a_page_that_is_not_there_is_told(session: SessionBuilder) -> None:
     lookups(session)
     with raw_server(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url:
         done = invoke("reconcile", session.folder, "--metrics-url", url)
-    says = f"cannot get {url}: it answers 404 Not Found; give the URL of its metrics"
+    says = f"cannot get {url}: the server answers 404 Not Found; give the URL of its metrics"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"profilemate: {says}\n")
 
 
-def test_the_verb(session: SessionBuilder, tmp_path: Path) -> None:
+def test_the_command(session: SessionBuilder, tmp_path: Path) -> None:
     lookups(session)
     content = page(prefix_cache_queries_total=150, prefix_cache_hits_total=40)
     with server(content) as url:
@@ -464,8 +464,8 @@ def test_what_cannot_be_had_is_one_line(session: SessionBuilder, tmp_path: Path)
     for options, said in (
         ([], "give either --metrics-url URL or --metrics-file FILE"),
         (["--metrics-file", tmp_path / "none"], "cannot read"),
-        (["--metrics-file", tmp_path / "pipe"], "is no regular file"),
-        (["--metrics-url", "localhost:8000"], "is no URL"),
+        (["--metrics-file", tmp_path / "pipe"], "is not a regular file"),
+        (["--metrics-url", "localhost:8000"], "is not a URL"),
         (["--metrics-url", "http://local host:8000"], "is the server running?"),
         (["--metrics-url", "http://127.0.0.1:1/metrics"], "is the server running?"),
     ):

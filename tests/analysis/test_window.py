@@ -12,7 +12,7 @@ import typer
 from analysis import Session, SessionError, Summary, open_session, summarize
 from analysis.pool.usage import PoolUsage
 from analysis.renderers import text
-from profilemate.commands.options import seconds
+from profilemate.commands.shared.values import seconds
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.test_cli import assert_fails
@@ -292,4 +292,4 @@ class TestCommand:
         for wrong in ("-1", "1.5", "\uff11", "\u0663", "1_000", "9" * 5_000):
             result = invoke("summary", session.folder, f"--requests-after={wrong}")
             assert (result.returncode, result.stdout) == (2, "")
-            assert "is not a number; write a whole one from 0 on" in " ".join(result.stderr.split())
+            assert "is not a whole number; write 0, 1, 2 or more" in " ".join(result.stderr.split())

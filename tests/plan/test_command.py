@@ -123,7 +123,7 @@ def test_a_session_in_words(session: SessionBuilder) -> None:
         ([], "name a model, or give --layers, --kv-heads and --head-size"),
         (["nothing"], "there is no nothing; name a model's folder"),
         (["--layers", 4], "name a model, or give --kv-heads, --head-size too"),
-        ([LLAMA, "--layers", 4], "--layers describes a model in MODEL's place"),
+        ([LLAMA, "--layers", 4], "--layers is for a plan without MODEL; leave out one of the two"),
         ([LLAMA, "--gpu", "big"], "'big' is no GPU known here (V100-16GB, T4,"),
         ([LLAMA, "--gpu", "0GiB"], "--gpu '0GiB': no GPU has that much memory"),
         ([LLAMA, "--gpu", "9999TiB"], "--gpu '9999TiB': no GPU has that much memory"),
@@ -139,7 +139,7 @@ def test_a_session_in_words(session: SessionBuilder) -> None:
         ([LLAMA, "--average-len", "0"], "--average-len 0: write a whole number"),
         ([LLAMA, "--block-size", "-16"], "--block-size -16: write a whole number"),
         ([LLAMA, "--pipeline-parallel-size", "33"], "the model has 32 layers, fewer than stages"),
-        ([LLAMA, "--parameters", "many"], "--parameters 'many' is no number"),
+        ([LLAMA, "--parameters", "many"], "--parameters 'many' is not a number of parameters"),
         (["--layers", 1, "--kv-heads", 1, "--head-size", 64], "give --max-model-len"),
         (["--session", "nowhere"], "there is no folder nowhere"),
     ],
@@ -179,6 +179,6 @@ def test_a_vllm_that_does_not_work_here(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    said = "profilemate: vLLM is not asked: it cannot be imported: no such library\n"
+    said = "profilemate: planning without vLLM: it cannot be imported: no such library\n"
     assert ended.stderr == said
     assert json.loads(ended.stdout)["layout"]["decided_by"] == "profilemate"

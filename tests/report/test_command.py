@@ -69,7 +69,10 @@ def test_a_session_is_as_before_after_its_page(used: SessionBuilder) -> None:
         ("/", "it is a folder"),
         ("no/where.html", "there is no folder"),
         ("x" * 300, "File name too long"),
-        ("x" * 240, "its name has 240 bytes, and 239 can be written; name another file with -o"),
+        (
+            "x" * 240,
+            "its name has 240 bytes, and at most 239 can be written; name another file with -o",
+        ),
         ("ä" * 120, "its name has 240 bytes"),
     ],
 )
@@ -83,42 +86,46 @@ def test_the_longest_name(used: SessionBuilder, tmp_path: Path) -> None:
     assert target.is_file()
 
 
-@pytest.mark.parametrize("verb", ["report", "compare"])
-def test_a_link_leads_to_the_file(used: SessionBuilder, tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_link_leads_to_the_file(used: SessionBuilder, tmp_path: Path, command: str) -> None:
     target, link = tmp_path / "target.html", tmp_path / "link.html"
     target.write_text("what was there before")
     link.symlink_to(target.name)
-    assert page(used, verb, link).returncode == 0
+    assert page(used, command, link).returncode == 0
     assert link.is_symlink()
     assert target.read_text().lower().startswith("<!doctype html>")
     target.unlink()
-    assert page(used, verb, link).returncode == 0
+    assert page(used, command, link).returncode == 0
     assert target.read_text().lower().startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize("verb", ["report", "compare"])
-def test_only_a_file_is_replaced(used: SessionBuilder, tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_only_a_file_is_replaced(used: SessionBuilder, tmp_path: Path, command: str) -> None:
     pipe, link, loop = tmp_path / "pipe", tmp_path / "link", tmp_path / "loop"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
     loop.symlink_to(loop)
-    option = "-o" if verb == "report" else "--html"
+    option = "-o" if command == "report" else "--html"
     for path in (pipe, link):
-        assert_refused(page(used, verb, path), "it is a device or a pipe; name another file with")
-        assert_refused(page(used, verb, path), option)
-    assert_refused(page(used, verb, loop), "symbolic links")
+        assert_refused(
+            page(used, command, path), "it is a device or a pipe; name another file with"
+        )
+        assert_refused(page(used, command, path), option)
+    assert_refused(page(used, command, loop), "symbolic links")
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
     assert link.is_symlink()
 
 
-@pytest.mark.parametrize("verb", ["report", "compare"])
+@pytest.mark.parametrize("command", ["report", "compare"])
 @pytest.mark.parametrize(
     "name",
     ["kv_cache_usage.csv", "requests.jsonl", "metadata.json", "kv_cache_summary.txt", "journal"],
 )
-def test_a_session_keeps_its_records(used: SessionBuilder, verb: str, name: str) -> None:
+def test_a_session_keeps_its_records(used: SessionBuilder, command: str, name: str) -> None:
     before = {path: path.read_bytes() for path in used.folder.iterdir()}
-    assert_refused(page(used, verb, used.folder / name), "a session's record goes there")
+    assert_refused(
+        page(used, command, used.folder / name), "the session keeps its own record there"
+    )
     assert {path: path.read_bytes() for path in used.folder.iterdir()} == before
 
 
@@ -126,13 +133,13 @@ def test_a_session_keeps_its_journal(used: SessionBuilder, tmp_path: Path) -> No
     journal = running_session(tmp_path / "runs") / "journal"
     path = journal / "engine0.journal"
     before = path.read_bytes()
-    assert_refused(page(used, "report", path), "a session's record goes there")
+    assert_refused(page(used, "report", path), "the session keeps its own record there")
     assert path.read_bytes() == before
 
 
-def page(session: SessionBuilder, verb: str, path: Path) -> subprocess.CompletedProcess[str]:
+def page(session: SessionBuilder, command: str, path: Path) -> subprocess.CompletedProcess[str]:
     """What came of a page of the session, there."""
-    if verb == "report":
+    if command == "report":
         return invoke("report", session.folder, "-o", path)
     other = SessionBuilder(session.folder.parent / "other")
     other.metadata()
@@ -143,10 +150,10 @@ def test_a_folder_without_permission() -> None:
     # Root may write anywhere, so it becomes nobody, who may not read Python's own modules.
     program = (
         "import os, pathlib, sys, analysis.tables.find, profilemate.collector.metadata\n"
-        "from profilemate.commands.writing import writable\n"
-        "from profilemate.commands.reporting import one_line\n"
+        "from profilemate.commands.shared.files import writable\n"
+        "from profilemate.commands.shared.errors import errors_in_one_line\n"
         "os.geteuid() or os.setuid(65534)\n"
-        "with one_line(): writable(pathlib.Path(sys.argv[1], 'report.html'), '-o')"
+        "with errors_in_one_line(): writable(pathlib.Path(sys.argv[1], 'report.html'), '-o')"
     )
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o555)
@@ -157,7 +164,7 @@ def test_a_folder_without_permission() -> None:
             capture_output=True,
             text=True,
         )
-    # Exit is typer's, which nobody catches here.
+    # Only the application catches typer's Exit, whose traceback follows here.
     assert result.stderr.startswith(
         f"profilemate: cannot write {folder}/report.html: no permission"
     )
@@ -167,10 +174,10 @@ def test_a_folder_without_permission() -> None:
 def test_below_a_folder_without_permission(tmp_path: Path) -> None:
     program = (
         "import os, pathlib, sys, analysis.tables.find, profilemate.collector.metadata\n"
-        "from profilemate.commands.writing import writable\n"
-        "from profilemate.commands.reporting import one_line\n"
+        "from profilemate.commands.shared.files import writable\n"
+        "from profilemate.commands.shared.errors import errors_in_one_line\n"
         "os.geteuid() or os.setuid(65534)\n"
-        "with one_line(): writable(pathlib.Path(sys.argv[1], 'a', 'report.html'), '-o')"
+        "with errors_in_one_line(): writable(pathlib.Path(sys.argv[1], 'a', 'report.html'), '-o')"
     )
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0)

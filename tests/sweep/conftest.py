@@ -30,7 +30,7 @@ class Shell:
         return self.folder / "lab"
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """The verb, in a process of its own, that signals can be sent to."""
+        """The command, in a process of its own, which signals can reach."""
         return subprocess.Popen(
             [sys.executable, "-m", "profilemate", "sweep", *arguments],
             cwd=self.folder,
@@ -45,7 +45,7 @@ class Shell:
         return self.run(*arguments, "--", sys.executable, str(FAKE), "--ends", ends)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The verb, in this process."""
+        """The command, in this process."""
         return invoke("sweep", "-o", self.lab, *arguments)
 
     def results(self) -> dict[str, dict[str, Any]]:

@@ -80,7 +80,7 @@ def main() -> None:
     if args.ends != "unrecorded":
         leave_session(args.block_size)
     if args.ends != "silent":
-        # The folder's name tells the repeat: 001-2_...
+        # The folder's name has the repeat: 001-2_...
         repeat = int(Path(os.environ["VLLM_PROFILING_DIR"]).parent.name[4])
         speed = 100 * args.max_num_seqs + 10 * (repeat - 1)
         print(

@@ -44,7 +44,7 @@ def test_one_answer_a_prompt(tmp_path: Path) -> None:
         baseline.check([*BENCHMARK, "--n", "2"], {})
 
 
-def test_a_missing_package_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_a_missing_package_is_named_before_anything_runs(tmp_path: Path) -> None:
     # A Python that has nothing, as the one that runs this vllm.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     python = tmp_path / "bare" / "bin" / "python"
@@ -99,20 +99,20 @@ def test_its_prompts_are_those_that_the_benchmark_hands_to_the_engine(
     finally:
         process.kill()
         process.wait()
-    told = json.loads((tmp_path / "generated.json").read_text())
+    written = json.loads((tmp_path / "generated.json").read_text())
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     ids = [tokenizer(request.prompt).input_ids for request in handed]
     assert len({len(each) for each in ids}) > 1, "lengths are drawn, too"
-    assert told["input_lengths"] == sorted(map(len, ids))
+    assert written["input_lengths"] == sorted(map(len, ids))
     digest = hashlib.sha256()
     for each in ids:
         digest.update(json.dumps(each).encode())
-    assert told["prompts_digest"] == digest.hexdigest()
-    assert told["output_tokens"] == sum(request.expected_output_len for request in handed)
-    assert told["weights"] == "random"
-    assert told["seconds"] > 0
+    assert written["prompts_digest"] == digest.hexdigest()
+    assert written["output_tokens"] == sum(request.expected_output_len for request in handed)
+    assert written["weights"] == "random"
+    assert written["seconds"] > 0
 
 
 def _handed_to_the_engine(options: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -151,11 +151,11 @@ def test_runs_that_cannot_be_compared_have_no_best(
     for repeat in (1, 2):
         found.add(0, repeat, 10, versions={"vllm": "0.32.0"})
         found.add(1, repeat, 20, **{"versions": {"vllm": "0.32.0"}, **more})
-    told = found.read()
-    assert best(told) == []
-    assert len(told.doubts) == 1
-    assert doubt in told.doubts[0]
-    assert doubt in " ".join(text.render(told).split())
+    results = found.read()
+    assert best(results) == []
+    assert len(results.doubts) == 1
+    assert doubt in results.doubts[0]
+    assert doubt in " ".join(text.render(results).split())
 
 
 def test_the_speed_up_is_over_the_baselines_median(tmp_path: Path) -> None:
@@ -165,26 +165,26 @@ def test_the_speed_up_is_over_the_baselines_median(tmp_path: Path) -> None:
         found.add(None, repeat, speed, input_lengths={"96": 2, "97": 1})
         found.add(0, repeat, other, input_lengths={"96": 2, "97": 5, "1": 1})
         found.add(1, repeat, None, state="failed", why="it was ended by SIGKILL")
-    told = found.read()
+    results = found.read()
     # 60 by 15.
-    assert [each.speed_up for each in told.combinations] == [4, None]
-    assert told.baseline is not None
-    assert told.baseline.same_prompts is True
-    assert "4.00x" in text.render(told)
+    assert [each.speed_up for each in results.combinations] == [4, None]
+    assert results.baseline is not None
+    assert results.baseline.same_prompts is True
+    assert "4.00x" in text.render(results)
 
 
-def test_other_prompts_are_told(tmp_path: Path) -> None:
+def test_other_prompts_are_named(tmp_path: Path) -> None:
     found = Folder(tmp_path, [{"a": "1"}], 1)
     found.baseline = {"kind": "hf", "batch_size": 8}
     found.add(None, 1, 10, input_lengths={"96": 3})
     found.add(0, 1, 50, input_lengths={"96": 2, "97": 1})
-    told = found.read()
-    assert told.baseline is not None
-    assert told.baseline.same_prompts is False
-    assert "They are not those of every run" in " ".join(text.render(told).split())
+    results = found.read()
+    assert results.baseline is not None
+    assert results.baseline.same_prompts is False
+    assert "They are not those of every run" in " ".join(text.render(results).split())
 
 
-def test_other_work_on_the_machine_is_told(tmp_path: Path) -> None:
+def test_other_work_on_the_machine_is_named(tmp_path: Path) -> None:
     found = Folder(tmp_path, [{"a": "1"}, {"a": "2"}], 1)
     found.add(0, 1, 10, cores=8, others_cores=2.0)
     found.add(1, 1, 20, cores=8, others_cores=5.5)
@@ -204,11 +204,11 @@ def test_long_settings_get_numbers(tmp_path: Path) -> None:
     found = Folder(tmp_path, settings, 1)
     found.add(0, 1, 10)
     found.add(1, 1, 20)
-    told = text.render(found.read()).splitlines()
-    assert '    1  compilation-config={"mode": 3, "cudagraph_mode": "FULL", "level": 3}' in told
-    assert "       attention-backend=FLASH_ATTN" in told
-    assert "    2  compilation-config= attention-backend=" in told
-    assert all(len(line) <= 80 for line in told[2:])
+    lines = text.render(found.read()).splitlines()
+    assert '    1  compilation-config={"mode": 3, "cudagraph_mode": "FULL", "level": 3}' in lines
+    assert "       attention-backend=FLASH_ATTN" in lines
+    assert "    2  compilation-config= attention-backend=" in lines
+    assert all(len(line) <= 80 for line in lines[2:])
 
 
 class Elements(HTMLParser):
@@ -218,10 +218,10 @@ class Elements(HTMLParser):
         self.loads: list[str] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        told = dict(attributes)
-        if told.get("data-chart"):
-            self.charts.append(str(told["data-chart"]))
-        self.loads += [value for name in ("src", "href") if (value := told.get(name))]
+        given = dict(attributes)
+        if given.get("data-chart"):
+            self.charts.append(str(given["data-chart"]))
+        self.loads += [value for name in ("src", "href") if (value := given.get(name))]
 
 
 def test_the_page_has_a_chart_for_each_figure(tmp_path: Path) -> None:
@@ -266,13 +266,13 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
     for line in DOCUMENTATION.read_text().splitlines():
         if line.startswith("| `"):
             documented |= set(line.split("|")[1].replace("`", "").replace(" ", "").split(","))
-    told = json.loads(as_json.render(found.read()))
-    for each in (*told["combinations"], told["baseline"], *told["runs"]):
+    written = json.loads(as_json.render(found.read()))
+    for each in (*written["combinations"], written["baseline"], *written["runs"]):
         # Their keys are names of settings, of figures, of packages.
         for name in {"settings", "figures", "versions", "requests"} & each.keys():
             each[name] = 0
     # A list that is empty has no entries to name.
-    undocumented = {key for key in keys(told) if {key, f"{key}[]"}.isdisjoint(documented)}
+    undocumented = {key for key in keys(written) if {key, f"{key}[]"}.isdisjoint(documented)}
     assert undocumented == set()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb from end to end, with a stand-in for vLLM whose figures are known."""
+"""The command from end to end, with a stand-in for vLLM whose figures are known."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_each_combination_is_a_run_of_its_own(shell: Shell) -> None:
     assert log.startswith("run with --ends well --max-num-seqs 4 --block-size 32\n")
 
 
-def test_the_table_is_told_as_text_and_csv(shell: Shell) -> None:
+def test_the_table_as_text_and_csv(shell: Shell) -> None:
     done = shell.sweep("--set", "max-num-seqs=1,4", "--repeat", "3")
     # Without the memory that the stand-in took.
     lines = [
@@ -94,7 +94,7 @@ def test_the_table_is_told_as_text_and_csv(shell: Shell) -> None:
     assert "Plotly" in (shell.lab / "chart.html").read_text()
 
 
-def test_without_a_benchmarks_words_the_session_tells_the_speed(shell: Shell) -> None:
+def test_without_a_benchmarks_words_the_speed_is_from_the_session(shell: Shell) -> None:
     done = shell.sweep("--set", "block-size=16,32", ends="silent")
     assert done.returncode == 0, done.stderr
     result = shell.results()["001-1_block-size=16"]
@@ -105,7 +105,7 @@ def test_without_a_benchmarks_words_the_session_tells_the_speed(shell: Shell) ->
     assert "Tokens a second are from the sessions" in done.stdout
 
 
-def test_a_failing_run_is_told_of_and_ends_nothing(shell: Shell) -> None:
+def test_a_failing_run_is_named_and_ends_nothing(shell: Shell) -> None:
     done = shell.sweep("--set", "ends=badly,well,killed", ends="{ends}")
     assert done.returncode == 1
     said = " ".join(done.stdout.split())
@@ -121,7 +121,7 @@ def test_a_failing_run_is_told_of_and_ends_nothing(shell: Shell) -> None:
     }
 
 
-def test_a_command_that_is_not_there_is_told_of(shell: Shell) -> None:
+def test_a_command_that_is_not_there_is_named(shell: Shell) -> None:
     done = shell.run("--set", "a=1,2", "--", "no-such-program")
     assert done.returncode == 1
     said = " ".join(done.stdout.split())
@@ -176,7 +176,7 @@ def test_a_sweep_that_is_stopped_goes_on(shell: Shell, number: int) -> None:
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    assert f"profilemate: stopped; the same command with --output {shell.lab} goes on" in err
+    assert f"profilemate: stopped; to go on, repeat the command with --output {shell.lab}" in err
     assert processes_of(shell.lab) == []
     assert list(shell.results()) == ["001-1_max-num-seqs=1"]
     switch.unlink()
@@ -266,7 +266,7 @@ def test_a_file_is_no_folder_of_a_sweep(shell: Shell) -> None:
 def test_runs_do_not_go_to_stdout() -> None:
     result = invoke("sweep", "-o", "-", "--repeat", "2", "--", "true")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert "--output -: runs go to a folder, and not to stdout; name one" in result.stderr
+    assert "--output -: runs go to a folder, not to stdout; name a folder" in result.stderr
     assert "{COMMAND}...\n" in (shown := invoke("sweep", "--help").stdout)
     assert "[default:" not in shown
 
@@ -342,7 +342,7 @@ def test_secrets_are_not_noted(shell: Shell) -> None:
         ([], "nothing to sweep"),
         (["--set", "a=1", "--list", "x"], "not both"),
         (["--repeat", "0"], "--repeat is 0"),
-        (["--set", "a=1", "--baseline", "jax"], "--baseline jax is not known; hf is"),
+        (["--set", "a=1", "--baseline", "jax"], "--baseline jax is not known; give hf"),
         (["--set", "a=1", "--baseline", "hf"], "works for 'vllm bench throughput' alone"),
         (["--set", "ends=1,2"], "the command has --ends already"),
     ],

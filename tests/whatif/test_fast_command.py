@@ -63,14 +63,17 @@ def test_other_block_size(session: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--fast", "--max-num-seqs=4"], "--max-num-seqs: the fast engine models the cache alone"),
-        (["--fast", "--step-ms=4"], "--step-ms: the fast engine models the cache alone"),
-        (["--fast", "--jobs=0"], "--jobs: the fast engine models the cache alone"),
-        (["--fast", "--scheduling-policy=fcfs"], "--scheduling-policy: the fast engine"),
+        (["--fast", "--max-num-seqs=4"], "--max-num-seqs: --fast models the cache alone"),
+        (["--fast", "--step-ms=4"], "--step-ms: --fast models the cache alone"),
+        (["--fast", "--jobs=0"], "--jobs: --fast models the cache alone"),
+        (
+            ["--fast", "--scheduling-policy=fcfs"],
+            "--scheduling-policy: --fast models the cache alone; leave out --fast or",
+        ),
         (["--fast", "--eviction=mru"], "--eviction: 'mru' is none of lru, fifo"),
         (["--fast", "--blocks=1"], "--blocks: '1' is no size of a pool"),
-        (["--fast", "--block-size=8,16"], "--block-size: one at a time with --fast"),
-        (["--eviction=lru"], "--eviction: vLLM's own code evicts as it does; add --fast"),
+        (["--fast", "--block-size=8,16"], "--block-size: --fast takes one size; give one"),
+        (["--eviction=lru"], "--eviction: vLLM's own code has one eviction rule; add --fast"),
     ],
 )
 def test_wrong_options(session: Path, options: list[str], said: str) -> None:

@@ -124,8 +124,8 @@ def test_every_key_is_documented(answered: subprocess.CompletedProcess[str]) -> 
         (["--block-size", "0"], "--block-size: '0' is no number"),
         (["--prefix-caching", "yes"], "--prefix-caching: 'yes' is none of on, off"),
         (["--scheduling-policy", "lifo"], "--scheduling-policy: 'lifo' is none of"),
-        (["--step-ms", "0"], "--step-ms: a step takes more than 0"),
-        (["--jobs", "0"], "--jobs: from 1 to 256"),
+        (["--step-ms", "0"], "--step-ms is 0; give more than 0 and less than 1,000,000 ms"),
+        (["--jobs", "0"], "--jobs is 0; give a number from 1 to 256"),
         (["--max-num-seqs", ",".join(map(str, range(1, 1500)))], "1,499 combinations"),
     ],
 )
@@ -147,7 +147,7 @@ def test_wrong_sources_are_one_line(tmp_path: Path) -> None:
 
 
 def test_without_vllm_it_says_so(session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profilemate.commands.whatif.find_spec", lambda name: None)
+    monkeypatch.setattr("profilemate.commands.whatif_exact.find_spec", lambda name: None)
     result = invoke("whatif", session)
     assert result.returncode == 2
     assert "vLLM is not installed for" in result.stderr

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a verb says that it cannot: one line on stderr and exit code 2."""
+"""Show what is wrong as one line on stderr, and end with exit code 2."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,13 +10,14 @@ import typer
 
 from analysis.errors import RuleError, SessionError
 from profilemate.collector import CollectorError
+from profilemate.messages import say
 
 
 @contextmanager
-def one_line() -> Iterator[None]:
-    """Turn what is wrong with a session or a rule into one line and the exit code 2."""
+def errors_in_one_line() -> Iterator[None]:
+    """Turn an error in a session, a rule or an option into one line and exit code 2."""
     try:
         yield
     except (RuleError, SessionError, CollectorError) as error:
-        print("profilemate:", " ".join(str(error).split()), file=sys.stderr)
+        say(" ".join(str(error).split()))
         raise typer.Exit(2) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what a verb made into a file: whole, or not at all, and into nothing but a file."""
+"""Write what a command made into a file: whole or not at all, and only where a file belongs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from analysis.errors import SessionError
 from profilemate.format.session import CLOSED_FILE, FOUNDING_FILE, write_atomically
 
 LONGEST_NAME = 239
-"""Bytes of a file's name: 255 is what file systems take, less what ``write_atomically`` adds."""
+"""Bytes of a file's name: file systems take 255, and ``write_atomically`` adds the rest."""
 
 
 def write(target: Path, text: str) -> None:
-    """Write the text to what ``writable`` gave; a file that is there already is replaced.
+    """Write the text to what ``writable`` gave, in place of a file that is there.
 
     Raises:
-        SessionError: it cannot be written.
+        SessionError: the file cannot be written.
 
     """
     try:
@@ -28,14 +28,14 @@ def write(target: Path, text: str) -> None:
 
 
 def writable(path: Path, option: str) -> Path:
-    """The file, there or not yet, that the path leads to through symbolic links.
+    """The file that the path leads to through symbolic links, whether it exists or not.
 
     Args:
         path: what the user named.
-        option: how another one is named.
+        option: the option that names another file.
 
     Raises:
-        SessionError: no file can be made there, or it is none to be replaced.
+        SessionError: no file can be made there, or what is there must not be replaced.
 
     """
     target = Path(os.path.realpath(path))
@@ -50,7 +50,7 @@ def writable(path: Path, option: str) -> Path:
 
 def _reason_against(path: Path, target: Path) -> str | None:
     if str(path) == "-":
-        return "it would go to a file of that name, and not to stdout"
+        return "the page goes to a file, not to stdout"
     mode = _mode(path)
     if mode is not None and stat.S_ISDIR(mode):
         return "it is a folder"
@@ -61,16 +61,16 @@ def _reason_against(path: Path, target: Path) -> str | None:
         return f"there is no folder {folder}"
     length = len(os.fsencode(target.name))
     if length > LONGEST_NAME:
-        return f"its name has {length} bytes, and {LONGEST_NAME} can be written"
+        return f"its name has {length} bytes, and at most {LONGEST_NAME} can be written"
     if _is_record(target):
-        return "a session's record goes there"
+        return "the session keeps its own record there"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"no permission to write in {folder}"
     return None
 
 
 def _is_record(target: Path) -> bool:
-    """Whether a session keeps something of its own there, or would."""
+    """Whether the file is, or would be, one of a session's own."""
     from analysis.tables.find import JOURNAL, METADATA, is_session
     from analysis.tables.schema import TABLES
     from profilemate.collector.metadata import SUMMARY_FILE
@@ -83,7 +83,7 @@ def _is_record(target: Path) -> bool:
 
 
 def _mode(path: Path) -> int | None:
-    """What is there, behind symbolic links; None where nothing is yet."""
+    """What is behind the path and its symbolic links; None where there is nothing yet."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:

@@ -238,8 +238,8 @@ def by_utilization(
 def by_block_size(
     tokens: int, model: Model, settings: Settings, weights: Weights | None, grouping: Grouping
 ) -> Iterator[ByBlockSize]:
-    """The pool, and a sequence of ``tokens`` tokens, at several block sizes. It leaves out sizes
-    that vLLM would refuse."""
+    """The pool, and a sequence of ``tokens`` tokens, at several block sizes. Sizes that vLLM
+    would refuse or replace are left out."""
     asked = asked_block_size(model, settings)
     for size in sorted({*BLOCK_SIZES, asked}):
         there = replace(settings, block_size=size)
@@ -250,7 +250,7 @@ def by_block_size(
         try:
             layout = lay_out(model, there, grouping)
         except RuleError:
-            # The size that was asked for worked, so vLLM would refuse this one.
+            # The size in the settings works, so vLLM would refuse this size alone.
             continue
         count = blocks_of(there, memory(there, weights, layout), layout)
         yield ByBlockSize(

@@ -141,7 +141,7 @@ def _is_latent(model: Model) -> bool:
 
 
 def _enlarged(model: Model, settings: Settings) -> int:
-    """Tokens of a block that is no smaller than a state."""
+    """Tokens of a block as asked, or more where a block has to be as large as a state."""
     asked, kernel = asked_block_size(model, settings), settings.platform.kernel_block
     states = [layer for layer in model.cached if isinstance(layer, State)]
     tokens = [layer for layer in model.cached if isinstance(layer, Attention)]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do vLLM's own metrics and the session agree, and if not, why?
+"""Do vLLM's own metrics agree with the session, and if not, why?
 
-``page`` reads a page of vLLM's ``/metrics``, and ``beside`` compares it with the session's tables.
+``page`` reads vLLM's ``/metrics``. ``beside`` compares its figures with the session's tables.
 """
 
 from __future__ import annotations
 
 from analysis.engine_metrics.beside import Reconciliation, reconcile
-from analysis.engine_metrics.figures import Part, Row
+from analysis.engine_metrics.figures import Explanation, Row
 from analysis.engine_metrics.page import Page, parse
 
-__all__ = ["Page", "Part", "Reconciliation", "Row", "parse", "reconcile"]
+__all__ = ["Explanation", "Page", "Reconciliation", "Row", "parse", "reconcile"]

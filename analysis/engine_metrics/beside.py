@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How does each of vLLM's figures differ from the session's, and why?
+"""Do vLLM's figures agree with the session's, and what explains their differences?
 
-A part of the difference is something that only one of the two counts. Its amount is what it adds to
-the session's figure. The tables give it exactly, or as a range. What is left of the difference is
-unexplained. The parts are
+An explanation is something that only vLLM counts, or only the session. Its amount is what it adds
+to the session's figure. The tables give the amount exactly, or as a range. What is left of a
+difference is unexplained. The explanations are
 
-* events after the page was taken, and steps that were under way then: vLLM counts a step when its
-  results arrive, so the last steps are a range;
+* what came after the page was taken, and what was under way then. vLLM counts a step when its
+  results arrive, so the amount of its last steps is a range;
 * lookups that vLLM counts more than once (``analysis.prefix.prefix_cache`` has the rules of its
   releases);
-* prompts, which vLLM counts only once the request has a token, and requests that the API server
-  ends itself;
-* for the histograms of blocks: the sample, and blocks without content that were allocated again.
+* requests that vLLM counts only once they have a token, and requests that the API server ends;
+* for the histograms of blocks: the sample, and blocks without content that vLLM allocated again.
 """
 
 from __future__ import annotations
@@ -31,10 +30,13 @@ from analysis.tables.session import Session
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """``scraped_sec``: when the page was taken, in seconds since the session began; None where that
-    was after the session's end, or is not known. ``session_end_sec``: how far the session goes.
-    ``doubts``: sentences that say why the page may be of another session. ``missing``: metrics that
-    the page lacks. ``agrees``: no row is unexplained."""
+    """A page of vLLM's metrics beside a session.
+
+    ``scraped_sec``: when the page was taken, in seconds since the session began; None where that
+    was after the session's end, or is not known. ``session_end_sec``: when the session ended, in
+    such seconds. ``doubts``: why the page may be another session's, in sentences. ``missing``:
+    metrics that the page lacks. ``agrees``: no row is unexplained.
+    """
 
     session_id: str
     source: str
@@ -53,7 +55,7 @@ def reconcile(session: Session, page: Page) -> Reconciliation:
         SessionError: a table cannot be read.
 
     """
-    # vLLM counts from its start on, so there is no warm-up.
+    # vLLM's counters begin when it starts.
     session = replace(session, begin_sec=0.0)
     facts = read_facts(session)
     at = moment(session, page)
@@ -61,7 +63,7 @@ def reconcile(session: Session, page: Page) -> Reconciliation:
     rows = tuple(
         row for kind in (prefix_cache, requests, blocks) for row in kind.rows(page, seen, facts)
     )
-    known = [row.metric for row in rows]
+    found = [row.metric for row in rows]
     return Reconciliation(
         session_id=str(session.metadata.get("session_id") or session.directory.name),
         source=page.source,
@@ -70,7 +72,7 @@ def reconcile(session: Session, page: Page) -> Reconciliation:
         doubts=tuple(_doubts(session, page, facts)),
         rows=rows,
         missing=tuple(
-            name for name in _EXPECTED if not any(metric.startswith(name) for metric in known)
+            name for name in _EXPECTED if not any(metric.startswith(name) for metric in found)
         ),
         agrees=not any(row.verdict == "unexplained" for row in rows),
     )
@@ -89,13 +91,14 @@ _EXPECTED = (
 
 
 def _doubts(session: Session, page: Page, facts: Facts) -> Iterator[str]:
+    """Why the page may be another session's."""
     began = wall_clock(session.metadata.get("started_at"))
     if began is not None and page.scraped_at is not None and page.scraped_at < began:
         yield "The page was taken before the session began."
     started = page.total("process_start_time_seconds")
     ended = wall_clock(session.metadata.get("ended_at"))
     if started is not None and ended is not None and started > ended:
-        yield "The server that gave the page was started after the session had ended."
+        yield "The server that gave the page started after the session had ended."
     blocks = page.label("vllm:cache_config_info", "num_gpu_blocks")
     if blocks and blocks.isdigit() and facts.pool_blocks not in (None, int(blocks)):
         yield (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks in use, how long they lived, and how many there are: vLLM's figures and the session's."""
+"""Do vLLM's figures of usage, evicted blocks and the pool agree with the session's?"""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from analysis.tables.metadata import listed
 from analysis.tables.session import Session
 
 SAMPLE = 0.01
-"""The share of its blocks that ``--kv-cache-metrics`` samples by default."""
+"""The share of the blocks that vLLM's histograms sample by default."""
 
 
 def rows(page: Page, seen: Seen, facts: Facts) -> Iterator[Row]:
-    """Usage, the histograms of evicted blocks, and the pool."""
+    """Rows for usage (a share), for the histograms of evicted blocks, and for the pool.
+
+    Raises:
+        SessionError: a table cannot be read.
+
+    """
     yield from _usage(page, seen)
     yield from _blocks(page, seen)
     yield from _pool(page, facts)
@@ -81,7 +86,7 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
             resets=(event == "reset").sum(),
         ),
     ).row(0, named=True)
-    # The histogram does not see a reset.
+    # vLLM's histogram does not see a reset.
     evicted = seen.session.collect(
         "kv_cache_evictions",
         lambda rows: rows.filter(pl.col("reason").cast(pl.String) != "reset").select(
@@ -103,16 +108,19 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
             .select(pl.col("used", "total").sum())
         ),
     ).row(0, named=True)
-    # The histogram has no lifetime of a block that is allocated for the first time since a reset.
-    fresh_most = min(allocated["blocks"], pools["total"] * (1 + allocated["resets"]))
-    anew_least = max(0, allocated["blocks"] - fresh_most - evicted["counted"])
-    anew_most = max(0, allocated["blocks"] - pools["used"] - evicted["counted"])
-    anew_most += evicted["explicit"]
-    error = _error(evicted["counted"] + anew_most, rate)
+    # The histogram sees no block that vLLM allocates for the first time, ever or since a reset.
+    first_most = min(allocated["blocks"], pools["total"] * (1 + allocated["resets"]))
+    again_least = max(0, allocated["blocks"] - first_most - evicted["counted"])
+    again_most = max(0, allocated["blocks"] - pools["used"] - evicted["counted"])
+    again_most += evicted["explicit"]
+    error = _error(evicted["counted"] + again_most, rate)
     later = evicted["all"] - evicted["counted"]
     note = None
     if rate < 1:
-        note = f"of a sample of {100 * rate:g} % of the blocks: its spread is two standard errors"
+        note = (
+            f"vLLM's figure is from a sample of {100 * rate:g} % of the blocks: the range goes two "
+            "standard errors each way"
+        )
     yield from row(
         "vllm:kv_block_lifetime_seconds_count",
         "blocks",
@@ -121,7 +129,8 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
         [
             exact("blocks that were evicted after the page was taken", -float(later)),
             within(
-                "blocks that were allocated right before it, if not yet counted",
+                "blocks that were handed out right before the page: vLLM may not have counted "
+                "them yet",
                 -float(allocated["recent"]),
                 0.0,
             ),
@@ -131,17 +140,17 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
                 -(1 - rate) * evicted["counted"] + error,
             ),
             within(
-                "blocks without content that were allocated again: the histogram takes them for "
+                "blocks without content that were handed out anew: the histogram takes them for "
                 "evicted",
-                rate * anew_least,
-                rate * anew_most,
+                rate * again_least,
+                rate * again_most,
             ),
         ],
         note,
     )
     total = page.total("vllm:kv_block_lifetime_seconds_sum")
     if total is not None and count:
-        yield from _mean(total / count, evicted["lifetime"], anew_most, "lifetime", rate)
+        yield from _mean(total / count, evicted["lifetime"], again_most, "lifetime", rate)
     idle = page.total("vllm:kv_block_idle_before_evict_seconds_sum")
     if idle is not None and count:
         mean = seen.session.collect(
@@ -150,12 +159,13 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
                 pl.col("idle_sec").mean()
             ),
         ).item()
-        yield from _mean(idle / count, mean, anew_most, "idle_before_evict", rate)
+        yield from _mean(idle / count, mean, again_most, "idle_before_evict", rate)
 
 
-def _mean(vllm: float, session: float | None, anew: int, name: str, rate: float) -> Iterator[Row]:
-    """A mean of the histogram. It is one of other blocks, so it has no difference."""
-    mixed = f"has up to {anew:,} blocks without content in it" if anew else ""
+def _mean(vllm: float, session: float | None, again: int, name: str, rate: float) -> Iterator[Row]:
+    """A mean of the histogram. It is not comparable: the session's mean is of other blocks.
+    ``again``: how many blocks without content vLLM allocated again at most."""
+    mixed = f"has up to {again:,} blocks without content in it" if again else ""
     sample = f"is of a sample of {100 * rate:g} %" if rate < 1 else ""
     others = " and ".join(filter(None, [mixed, sample]))
     of = "no evicted block" if session is None else "every evicted block"
@@ -173,12 +183,13 @@ def _mean(vllm: float, session: float | None, anew: int, name: str, rate: float)
 
 
 def _error(blocks: float, rate: float) -> float:
-    """Two standard errors of the number of blocks in a sample of so many."""
+    """Two standard errors of the number of blocks that a sample of ``blocks`` blocks has."""
     return 2 * math.sqrt(blocks * rate * (1 - rate))
 
 
 def _sample_rate(session: Session) -> float:
-    """The value of ``--kv-cache-metrics-sample`` on the command line, or its default."""
+    """The share of blocks in the sample: the command line's ``--kv-cache-metrics-sample``, or
+    vLLM's default."""
     words = [str(word).replace("_", "-") for word in listed(session.metadata.get("argv"))]
     given = None
     for at, word in enumerate(words):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of vLLM's figures beside the session's, and the parts of their difference."""
+"""Does one of vLLM's figures agree with the session's, given what explains a difference?"""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Part:
-    """A reason for a difference. It adds ``least`` to ``most`` to the session's figure; both are
-    the same where the amount is exact."""
+class Explanation:
+    """What explains some of a difference. ``says``: in words. ``least`` and ``most``: what it adds
+    to the session's figure, in the figure's unit; equal where the amount is exact."""
 
     says: str
     least: float
@@ -25,30 +25,33 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """One of vLLM's figures. ``metric``: its name. ``unit``: what it counts. ``vllm``: its value
-    over all engines, None where the page has no number. ``session``: that of the whole session.
-    ``difference``: vLLM's less the session's. ``unexplained``: what is left of it without the
-    parts. ``note``: what else there is to know about the figure."""
+    """One of vLLM's figures beside the session's.
+
+    ``metric``: its name. ``unit``: what it counts. ``vllm``: its value over all engines, None where
+    the page has no number. ``session``: the figure of the whole session, None where it has none.
+    ``difference``: vLLM's less the session's. ``parts``: what explains it. ``unexplained``: what
+    the parts leave of it. ``note``: what else to know of the figure.
+    """
 
     metric: str
     unit: str
     vllm: float | None
     session: float | None
     difference: float | None
-    parts: tuple[Part, ...]
+    parts: tuple[Explanation, ...]
     unexplained: float | None
     verdict: Verdict
     note: str | None = None
 
 
-def exact(says: str, amount: float) -> Part:
-    """A part whose amount is known."""
-    return Part(says, amount, amount)
+def exact(says: str, amount: float) -> Explanation:
+    """An explanation whose amount is known."""
+    return Explanation(says, amount, amount)
 
 
-def within(says: str, least: float, most: float) -> Part:
-    """A part whose amount is known only as a range."""
-    return Part(says, least, most)
+def within(says: str, least: float, most: float) -> Explanation:
+    """An explanation whose amount lies between ``least`` and ``most``."""
+    return Explanation(says, least, most)
 
 
 def row(
@@ -56,13 +59,13 @@ def row(
     unit: str,
     vllm: float | None,
     session: float | None,
-    parts: Sequence[Part | None],
+    parts: Sequence[Explanation],
     note: str | None = None,
 ) -> Iterator[Row]:
-    """The row of one figure; none where the page does not have the figure."""
+    """The figure's row; none where the page lacks the figure."""
     if vllm is None:
         return
-    known = tuple(part for part in parts if part is not None and (part.least or part.most))
+    known = tuple(part for part in parts if part.least or part.most)
     if not math.isfinite(vllm):
         note = "the page has no number for it"
         yield Row(metric, unit, None, session, None, (), None, "not comparable", note)
@@ -76,7 +79,7 @@ def row(
     rounding = _ROUNDING * max(1.0, abs(vllm), abs(session))
     certain = tuple(part for part in known if part.least == part.most)
     if abs(difference - sum(part.most for part in certain)) <= rounding:
-        # The exact parts explain all of it, so no range does.
+        # The exact amounts explain all of the difference, so the ranges add nothing.
         known = certain
     left = 0.0 if abs(left) <= rounding else left
     difference = 0.0 if abs(difference) <= rounding else difference

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Up to when vLLM had counted, and what of the session lies after that."""
+"""When was the page taken, and what did the session record after that?"""
 
 from __future__ import annotations
 
@@ -14,34 +14,41 @@ from analysis.tables.metadata import wall_clock
 from analysis.tables.session import Session
 
 UNDER_WAY_SEC = 1.0
-"""What a running engine did in so long before the page was taken, and in its last three steps, may
-not be on it yet."""
+"""The page may lack what the engine did in so many seconds before it, and in its last three
+steps."""
 
 _NOT_ALL_SEC = 1e-6
-"""A session that begins later than at 0 is a part of it."""
+"""Where a part of a session begins that has nearly all of it: at 0 it would be the whole."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The session, and ``at``: the moment up to which vLLM had counted; None for all of it."""
+    """The session as the page saw it. ``at``: when the page was taken, in seconds since the
+    session began; None where the page has to have all of the session."""
 
     session: Session
     at: float | None
 
     def after(self) -> Session | None:
-        """What the session has from the page's moment on."""
+        """The session from the page's moment on; None where the page has all of it."""
         return None if self.at is None else replace(self.session, begin_sec=self.at)
 
     def closing(self) -> Session | None:
-        """The same, and what was under way then."""
+        """The same, with what was under way at the page's moment."""
         if self.at is None:
             return None
         return replace(self.session, begin_sec=max(_NOT_ALL_SEC, self.recent))
 
     @cached_property
     def recent(self) -> float:
-        """From when on what the engine did may not be on the page: results come back a step or
-        two after it was scheduled, and go to the API server then."""
+        """The time, in seconds since the session began, from which the page may lack what the
+        engine did. The results of a step come back a step or two after vLLM scheduled it, and only
+        then go to the API server.
+
+        Raises:
+            SessionError: the table of steps cannot be read.
+
+        """
         if self.at is None:
             return math.inf
         time = pl.col("timestamp_sec")
@@ -58,12 +65,13 @@ class Seen:
 
     @property
     def cut(self) -> float:
-        """The page's moment, as a time that may be compared with those in the tables."""
+        """The page's moment in the tables' time, in seconds; infinite where the page has all."""
         return math.inf if self.at is None else self.at
 
 
 def moment(session: Session, page: Page) -> float | None:
-    """When the page was taken, in the session's time; None where that was not within it."""
+    """When the page was taken, in seconds since the session began; None where that was not
+    during the session, or is not known."""
     began = wall_clock(session.metadata.get("started_at"))
     if began is None or page.scraped_at is None:
         return None

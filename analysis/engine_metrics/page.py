@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a page of vLLM's metrics say?
+"""Which figures does a page of vLLM's metrics have?
 
-The page is text in Prometheus' format, which prometheus_client parses. Names of counters end in
-``_total`` there, those of histograms in ``_count`` and ``_sum``.
+The page is text in Prometheus' format, and prometheus_client parses it. There the names of
+counters end in ``_total``, and those of histograms in ``_count`` and ``_sum``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VLLM = "vllm:"
 
 @dataclass(frozen=True)
 class Sample:
-    """A value and its labels."""
+    """A value with its labels."""
 
     labels: Mapping[str, str]
     value: float
@@ -29,21 +29,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of metrics: ``samples`` by name. ``source``: where it is from. ``scraped_at``: when it
-    was taken, in seconds since 1970; None where that is not known."""
+    """A page of metrics. ``source``: where it comes from. ``scraped_at``: when it was taken, in
+    seconds since 1970; None where that is not known. ``samples``: by metric."""
 
     source: str
     scraped_at: float | None
     samples: Mapping[str, tuple[Sample, ...]]
 
     def total(self, name: str, **labels: str) -> float | None:
-        """The sum of the samples with this name and these labels, over all engines; None without
-        any. The name is that of a counter, or of a histogram's count or sum."""
+        """The sum, over all engines, of the samples with this name and these labels; None where
+        there is none. ``name`` is a counter's, or that of a histogram's count or sum."""
         found = self._of(name, labels)
         return sum(sample.value for sample in found) if found else None
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        """Sums of the samples with this name, by the value of a label."""
+        """The sum of the samples with this name, for each value of a label."""
         sums: dict[str, float] = {}
         for sample in self.samples.get(name, ()):
             value = sample.labels.get(label, "")
@@ -51,7 +51,8 @@ class Page:
         return sums
 
     def label(self, name: str, label: str) -> str | None:
-        """A label of the first sample: some metrics have nothing but facts in their labels."""
+        """The value of a label in the first sample with this name. It is for metrics that have
+        facts in their labels, such as ``vllm:cache_config_info``."""
         return next((sample.labels.get(label) for sample in self.samples.get(name, ())), None)
 
     def _of(self, name: str, labels: Mapping[str, str]) -> list[Sample]:
@@ -65,11 +66,16 @@ class Page:
 def parse(text: str, source: str, scraped_at: float | None = None) -> Page:
     """Read a page of metrics.
 
+    Args:
+        text: the page.
+        source: where it comes from.
+        scraped_at: when it was taken, in seconds since 1970; None where that is not known.
+
     Raises:
-        SessionError: the text is no such page, or has no metric of vLLM's.
+        SessionError: the text is no page of metrics, or has no metric of vLLM's.
 
     """
-    # Nothing else of the analyzer needs it.
+    # The rest of the analyzer works without this package.
     from prometheus_client.parser import text_string_to_metric_families
 
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens looked up in the prefix cache and tokens found: vLLM's counters and the session's."""
+"""Do vLLM's counters of queries and hits agree with the session's lookups?"""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from analysis.tables.session import Session
 
 
 def rows(page: Page, seen: Seen, _: Facts) -> Iterator[Row]:
-    """Queries, hits, and hits of an external cache."""
+    """Rows for queries, hits, and hits of an external cache, in tokens.
+
+    Raises:
+        SessionError: a table cannot be read.
+
+    """
     found = prefix_cache.measure(seen.session)
     after = _measured(seen.after())
     closing = _measured(seen.closing())
     note = None
     if found.vllm.rule is None:
-        note = "it is not known which lookups this release counts"
+        note = "profilemate does not know which lookups this release counts"
     for name, field in (("queries", "query_tokens"), ("hits", "hit_tokens")):
         later = _counted(after, field)
         yield from row(
@@ -32,7 +37,7 @@ def rows(page: Page, seen: Seen, _: Facts) -> Iterator[Row]:
             [
                 exact("lookups after the page was taken", -later),
                 within(
-                    "lookups right before it, if not yet counted",
+                    "lookups right before the page: vLLM may not have counted them yet",
                     later - _counted(closing, field),
                     0.0,
                 ),
@@ -69,7 +74,7 @@ def _measured(session: Session | None) -> PrefixCache | None:
 
 
 def _counted(found: PrefixCache | None, field: str) -> float:
-    """What vLLM's rule counts of these lookups."""
+    """The tokens of the lookups that vLLM's rule counts."""
     return 0.0 if found is None else _tokens_of(found.vllm.counted, field)
 
 

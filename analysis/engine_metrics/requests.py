@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens, ends of requests and preemptions: vLLM's counters and the session's."""
+"""Do vLLM's counters of tokens, ended requests and preemptions agree with the session's?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from analysis.engine_metrics.figures import Part, Row, exact, row, within
+from analysis.engine_metrics.figures import Explanation, Row, exact, row, within
 from analysis.engine_metrics.moment import Seen
 from analysis.engine_metrics.page import Page
 from analysis.tables.facts import Facts
@@ -25,7 +25,12 @@ _REQUESTS = (
 
 
 def rows(page: Page, seen: Seen, _: Facts) -> Iterator[Row]:
-    """Tokens, then requests by how they ended, then preemptions."""
+    """Rows for tokens, for requests by finish reason, and for preemptions.
+
+    Raises:
+        SessionError: a table cannot be read.
+
+    """
     yield from _tokens(page, seen)
     yield from _endings(page, seen)
     yield from _preemptions(page, seen)
@@ -44,7 +49,7 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
         first_recent=pl.when(first.is_between(recent, cut)).then(inputs).otherwise(0),
         outputs=outputs,
         outputs_later=pl.when(first > cut).then(outputs).otherwise(0),
-        # How many tokens a request had by then is not known: at least one.
+        # No table has the tokens that a request had by then.
         outputs_open=pl.when((first <= cut) & (end > recent)).then(outputs).otherwise(0),
         outputs_aborted=pl.when(aborted & (end <= recent)).then(outputs).otherwise(0),
     )
@@ -61,7 +66,8 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
             ),
             exact("prompts whose first token came after the page", -sums["first_later"]),
             within(
-                "prompts whose first token came right before it, if not yet counted",
+                "prompts whose first token came right before the page: vLLM may not have counted "
+                "them yet",
                 -sums["first_recent"],
                 0.0,
             ),
@@ -76,12 +82,13 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
         [
             exact("requests whose first token came after the page", -sums["outputs_later"]),
             within(
-                "requests that were being answered when it was taken: how far is not known",
+                "requests that had some of their answer when the page was taken: the session "
+                "does not record how much",
                 -sums["outputs_open"],
                 0.0,
             ),
             within(
-                "aborted requests: tokens that were generated and no longer handed over",
+                "tokens of aborted requests that were generated and not handed over",
                 -sums["outputs_aborted"],
                 0.0,
             ),
@@ -90,8 +97,8 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
     )
 
 
-def _running(seen: Seen) -> Iterator[Part]:
-    """Requests that have not ended have no row: in a session that goes on, or was cut off."""
+def _running(seen: Seen) -> Iterator[Explanation]:
+    """What explains tokens that the session has not: requests have no row before they end."""
     if seen.session.state != "complete":
         yield within(
             "requests that had not ended when the session's tables were read: they have no row yet",
@@ -121,7 +128,7 @@ def _endings(page: Page, seen: Seen) -> Iterator[Row]:
         parts = [
             exact("requests that ended after the page was taken", -found["later"]),
             within(
-                "requests that ended right before it, if not yet counted",
+                "requests that ended right before the page: vLLM may not have counted them yet",
                 -found["recent"],
                 0.0,
             ),
@@ -133,8 +140,8 @@ def _endings(page: Page, seen: Seen) -> Iterator[Row]:
         if reason == "stop":
             parts.append(
                 within(
-                    "requests that a stop string ended: the API server finds it, and to the "
-                    "engine it is an abort",
+                    "requests that a stop string ended: the API server finds the string, and the "
+                    "engine sees an abort",
                     0.0,
                     aborted,
                 )
@@ -150,16 +157,18 @@ def _endings(page: Page, seen: Seen) -> Iterator[Row]:
 
 
 def _requests(session: Session, which: pl.Expr | None = None, **sums: pl.Expr) -> dict[str, float]:
-    """Sums over the requests that ended."""
-    parts = [
+    """The sum of each expression over the requests that ended, or over those of them in
+    ``which``."""
+    sums_of_batches = [
         (batch if which is None else batch.filter(which)).select(
             expression.sum().cast(pl.Float64).alias(name) for name, expression in sums.items()
         )
         for batch in session.batches("requests", _REQUESTS)
     ]
-    if not parts:
+    if not sums_of_batches:
         return dict.fromkeys(sums, 0.0)
-    return {name: float(value) for name, value in pl.concat(parts).sum().row(0, named=True).items()}
+    total = pl.concat(sums_of_batches).sum().row(0, named=True)
+    return {name: float(value) for name, value in total.items()}
 
 
 def _preemptions(page: Page, seen: Seen) -> Iterator[Row]:
@@ -184,7 +193,7 @@ def _preemptions(page: Page, seen: Seen) -> Iterator[Row]:
         [
             exact("preemptions after the page was taken", -float(sums["later"])),
             within(
-                "preemptions right before it, if not yet counted",
+                "preemptions right before the page: vLLM may not have counted them yet",
                 -float(sums["recent"]),
                 0.0,
             ),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much KV cache will a model have on these GPUs, and how many sequences will fit?
 
-``plan`` goes from a model's configuration and a GPU's size to bytes, blocks, tokens and
-sequences, as vLLM does at start-up. Nothing here imports vLLM: ``profilemate.simulation.groups``
-lets vLLM make the groups in place of ``groups.group``.
+``plan`` computes bytes, blocks, tokens and sequences from a model's configuration and a GPU's
+size, as vLLM does at start-up. Nothing here imports vLLM. ``profilemate.simulation.groups`` can
+replace ``groups.group``: it lets vLLM make the groups.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from analysis.plan.explain import Step, steps
 from analysis.plan.groups import Grouping, Layout, group
 from analysis.plan.model import About, Model, about
 from analysis.plan.settings import Settings, check, check_count
-from analysis.plan.specs import asked_block_size
+from analysis.plan.specs import asked_block_size, max_model_len
 from analysis.plan.weights import Weights, measure
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was planned.
+    """A plan: the memory, the pool, and the sequences that fit.
 
-    ``bytes_per_token``: of all layers, over the GPUs that share them;
-    ``growing_bytes_per_token``: of those that keep every token. ``layout``: the groups, and what
-    a block takes on a GPU of each stage. ``memory`` and ``pool``: None where no GPU, or no
-    weights, are known. ``average`` and ``worst``: sequences of these lengths, None where not
-    asked for. ``notes``: what to know before trusting it. ``steps``: the arithmetic.
+    ``bytes_per_token``: bytes that all layers keep of a token, on all GPUs that share them.
+    ``growing_bytes_per_token``: the same for the layers that keep every token. ``layout``: the
+    groups, and the bytes of a block on a GPU of each stage. ``memory`` and ``pool``: None where
+    the GPU or the weights are not known. ``average``: a sequence of the usual length, None where
+    no such length was given. ``worst``: the longest sequence expected. ``notes``: what to know
+    before trusting the plan. ``steps``: the arithmetic.
     """
 
     model: About
@@ -60,18 +61,20 @@ def plan(
     worst_len: int | None = None,
     grouping: Grouping = group,
 ) -> Plan:
-    """The plan for this model with these settings.
+    """Plan this model with these settings.
 
     Args:
         model: the model.
-        settings: what vLLM is told, and the GPU.
-        folder: where the model's weights lie, None where they are not at hand.
-        average_len: tokens of a usual sequence, prompt and output together.
-        worst_len: tokens of the longest one expected; the model's longest by default.
-        grouping: makes the groups; the arithmetic here by default.
+        settings: vLLM's settings, and the GPU.
+        folder: the folder with the model's weights; None where there is none.
+        average_len: tokens of a usual sequence, prompt and answer together.
+        worst_len: tokens of the longest sequence expected; by default the longest that vLLM
+            serves.
+        grouping: makes the groups; by default ``groups.group``.
 
     Raises:
-        RuleError: a setting makes no sense, or the model cannot be served so.
+        RuleError: a setting makes no sense, vLLM cannot serve the model with these settings, or
+            a file of weights cannot be read.
 
     """
     check(settings)
@@ -80,27 +83,27 @@ def plan(
     settings = replace(settings, block_size=asked_block_size(model, settings))
     layout = capacity.lay_out(model, settings, grouping)
     weights = measure(model, settings, folder)
-    left = capacity.memory(settings, weights, layout)
-    blocks = capacity.blocks_of(settings, left, layout)
-    most = capacity.max_model_len(model, settings)
-    made = capacity.pool(blocks, model, settings, layout) if blocks else None
+    memory = capacity.memory(settings, weights, layout)
+    blocks = capacity.blocks_of(settings, memory, layout)
+    longest = max_model_len(model, settings)
+    pool = capacity.pool(blocks, model, settings, layout) if blocks else None
 
     def length(tokens: int) -> Length:
         return capacity.length(tokens, blocks, settings, layout)
 
     average = None if average_len is None else length(average_len)
-    rows = capacity.lengths(most, [] if average_len is None else [average_len])
-    worst = length(worst_len or most)
+    rows = capacity.lengths(longest, [] if average_len is None else [average_len])
+    worst = length(worst_len or longest)
     return Plan(
         model=about(model),
         settings=settings,
-        max_model_len=most,
+        max_model_len=longest,
         bytes_per_token=capacity.bytes_per_token(model, settings),
         growing_bytes_per_token=capacity.bytes_per_token(model, settings, growing=True),
         layout=layout,
         weights=weights,
-        memory=left,
-        pool=made,
+        memory=memory,
+        pool=pool,
         by_length=tuple(map(length, rows)),
         by_utilization=tuple(capacity.by_utilization(model, settings, weights, layout)),
         by_block_size=tuple(
@@ -109,49 +112,48 @@ def plan(
         average=average,
         worst=worst,
         notes=(
-            *_too_long(max(average_len or 0, worst_len or 0), most),
-            *_notes(model, settings, weights, left, made, most, layout),
+            *_too_long(max(average_len or 0, worst_len or 0), longest),
+            *_notes(settings, weights, memory, pool, longest, layout),
         ),
-        steps=steps(model, settings, layout, weights, left, made, most),
+        steps=steps(model, settings, layout, weights, memory, pool, longest),
     )
 
 
-def _too_long(expected: int, most: int) -> list[str]:
-    if expected <= most:
+def _too_long(expected: int, longest: int) -> list[str]:
+    if expected <= longest:
         return []
-    return [f"vLLM would refuse a sequence of {expected:,} tokens: --max-model-len is {most:,}."]
+    return [f"vLLM would refuse a sequence of {expected:,} tokens: --max-model-len is {longest:,}."]
 
 
 def _notes(
-    model: Model,
     settings: Settings,
     weights: Weights | None,
-    left: Memory | None,
-    made: Pool | None,
-    most: int,
+    memory: Memory | None,
+    pool: Pool | None,
+    longest: int,
     layout: Layout,
 ) -> list[str]:
     notes = []
-    if left is not None and left.kv_bytes <= 0:
+    if memory is not None and memory.kv_bytes <= 0:
         notes.append(
-            f"The weights and the rest take more than vLLM may: no KV cache. It takes more "
-            f"{settings.platform.device}s (--tensor-parallel-size, --pipeline-parallel-size) or "
-            "smaller weights."
+            "The weights and the rest take all the memory that vLLM may take: none is left for "
+            f"the KV cache. Use more {settings.platform.device}s (--tensor-parallel-size, "
+            "--pipeline-parallel-size) or smaller weights."
         )
-    if made is not None and made.longest < most:
-        fits = f"--max-model-len {made.longest} does" if made.longest else "No length does"
+    if pool is not None and pool.longest < longest:
+        fits = f"--max-model-len {pool.longest} does" if pool.longest else "No length does"
         notes.append(
-            f"vLLM would refuse to start: one sequence of {most:,} tokens does not fit. {fits}."
+            f"vLLM would refuse to start: one sequence of {longest:,} tokens does not fit. {fits}."
         )
     given = settings.blocks is not None or settings.kv_bytes is not None
-    if left is not None and not settings.other_bytes and not given:
+    if memory is not None and not settings.other_bytes and not given:
         notes.append(_other_memory(settings))
-    if left is not None and weights is not None and weights.is_estimate:
+    if memory is not None and weights is not None and weights.is_estimate:
         notes.append("The weights are an estimate: name the folder with the model's files.")
     if weights is None and settings.gpu_bytes is not None and not given:
         notes.append(
-            "What the weights take is not known, so neither is what is left for the KV cache: "
-            "give --weights or --parameters."
+            "The size of the weights is not known, so the memory left for the KV cache is not "
+            "known: give --weights or --parameters."
         )
     if any(one.kind == "latent" for one in layout.groups):
         notes += _latent(settings)
@@ -166,18 +168,18 @@ def _other_memory(settings: Settings) -> str:
         )
     return (
         "Activations, CUDA graphs and what torch does not allocate are not counted: give "
-        "them with --other-memory. A session tells them: profilemate plan --session SESSION."
+        "them with --other-memory. A session has them: profilemate plan --session SESSION."
     )
 
 
 def _latent(settings: Settings) -> Iterator[str]:
     if settings.platform.latent_block:
         yield (
-            f"Without AMX latent attention takes blocks of {settings.platform.latent_block} "
-            "tokens alone, and vLLM caches no prefixes."
+            "Without AMX, latent attention takes only blocks of "
+            f"{settings.platform.latent_block} tokens, and vLLM caches no prefixes."
         )
     elif settings.platform.device == "GPU" and settings.block_size == 16:
         yield (
             "Attention backends for latent attention often ask for blocks of 64 or 128 tokens, "
-            "and vLLM gives them: see --block-size."
+            "and vLLM then uses these: see --block-size."
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many blocks does that make, and how many sequences fit?"""
+"""How many blocks does the memory make, and how many sequences fit?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from analysis.errors import RuleError
 from analysis.plan.groups import Group, Grouping, Layout
 from analysis.plan.model import Attention, Model
 from analysis.plan.settings import Settings
-from analysis.plan.specs import asked_block_size, kv_element_bytes, stages, without_windows
+from analysis.plan.specs import (
+    asked_block_size,
+    kv_element_bytes,
+    max_model_len,
+    stages,
+    without_windows,
+)
 from analysis.plan.weights import Weights
 
 UTILIZATIONS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.95)
@@ -20,11 +26,11 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Memory:
-    """A GPU's memory, in bytes, on the stage of the pipeline that decides.
+    """The memory of one GPU, in bytes, on the pipeline stage that makes the fewest blocks.
 
-    ``requested_bytes``: gpu_memory_utilization of ``gpu_bytes``. ``weight_bytes`` and
-    ``other_bytes`` (activations, graphs, what torch does not allocate) go from it; ``kv_bytes``
-    are left, negative where it is not enough. ``stage``: counted from 0.
+    ``stage``: its number, from 0. ``requested_bytes``: the share ``gpu_memory_utilization`` of
+    ``gpu_bytes``. ``kv_bytes``: what is left of it after ``weight_bytes`` and ``other_bytes``
+    (activations, CUDA graphs, what torch does not allocate); negative where these take more.
     """
 
     stage: int
@@ -37,10 +43,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Pool:
-    """``blocks`` of the pool, the null block among them, which no sequence gets. ``tokens`` and
-    ``max_concurrency`` are what vLLM prints at start-up: for sequences of ``max_model_len``
-    tokens, by all blocks. ``longest``: tokens of the longest sequence that fits. ``kv_bytes``:
-    what the blocks take on the GPU with the largest ones."""
+    """The pool.
+
+    ``blocks``: all blocks, the null block included, which no sequence gets. ``tokens`` and
+    ``max_concurrency``: as vLLM prints them at start-up, from all blocks and for sequences of
+    ``max_model_len`` tokens. ``longest``: tokens of the longest sequence that fits. ``kv_bytes``:
+    bytes of all blocks on the GPU with the largest blocks.
+    """
 
     blocks: int
     tokens: int
@@ -51,11 +60,14 @@ class Pool:
 
 @dataclass(frozen=True)
 class Length:
-    """A sequence of ``tokens``: ``blocks`` of the pool that it holds at most, ``kv_bytes`` that
-    they take on each GPU (the one with the largest blocks), ``last_block_used``: the share of its
-    last block that it fills, None where no layer keeps all tokens; ``sequences``: so many fit at
-    once by all blocks, as vLLM counts them; ``users``: whole ones, the null block left out; both
-    None where the pool is not known."""
+    """A sequence of ``tokens`` tokens.
+
+    ``blocks``: blocks of the pool that it holds at most. ``kv_bytes``: bytes of these blocks on
+    the GPU with the largest blocks. ``last_block_used``: the share of its last block that it
+    fills, None where no layer keeps all tokens. ``sequences``: how many such sequences fit at
+    once, as vLLM counts them from all blocks. ``users``: how many whole ones fit without the null
+    block. Both are None where the pool is not known.
+    """
 
     tokens: int
     blocks: int
@@ -67,7 +79,8 @@ class Length:
 
 @dataclass(frozen=True)
 class ByUtilization:
-    """The pool at another ``gpu_memory_utilization``; None where the weights alone take more."""
+    """The pool at this ``gpu_memory_utilization``. ``kv_bytes``: bytes left for it on one GPU.
+    ``pool``: None where they make no block."""
 
     gpu_memory_utilization: float
     kv_bytes: int
@@ -76,8 +89,8 @@ class ByUtilization:
 
 @dataclass(frozen=True)
 class ByBlockSize:
-    """The pool and a sequence of ``length.tokens`` with another ``block_size``; ``effective``:
-    the tokens of a block that vLLM makes of it, more where a model keeps states."""
+    """The pool and a sequence with this ``block_size``, in tokens. ``effective``: the tokens of
+    a block that vLLM makes then, more than ``block_size`` where a model keeps states."""
 
     block_size: int
     effective: int
@@ -87,7 +100,12 @@ class ByBlockSize:
 
 
 def lay_out(model: Model, settings: Settings, grouping: Grouping) -> Layout:
-    """The groups and what a block takes."""
+    """The groups, and the bytes of a block.
+
+    Raises:
+        RuleError: vLLM cannot serve the model with these settings.
+
+    """
     found = stages(model, settings)
     return grouping(found if settings.hybrid else without_windows(found))
 
@@ -98,7 +116,10 @@ def bytes_per_token(model: Model, settings: Settings, *, growing: bool = False) 
     Args:
         model: the model.
         settings: the settings.
-        growing: only of layers that keep every token, however long the sequence gets.
+        growing: count only the layers that keep every token of a sequence.
+
+    Raises:
+        RuleError: the type of the numbers in the cache is not known here.
 
     """
     width = kv_element_bytes(model, settings)
@@ -109,21 +130,9 @@ def bytes_per_token(model: Model, settings: Settings, *, growing: bool = False) 
     )
 
 
-def max_model_len(model: Model, settings: Settings) -> int:
-    """Tokens of the longest sequence that is served.
-
-    Raises:
-        RuleError: neither the model nor a setting tells.
-
-    """
-    length = settings.max_model_len or model.max_model_len
-    if length is None:
-        raise RuleError(f"{model.name} does not tell its longest sequence; give --max-model-len")
-    return length
-
-
 def memory(settings: Settings, weights: Weights | None, layout: Layout) -> Memory | None:
-    """The GPU's memory on the stage that makes the fewest blocks; None where it is not known."""
+    """The memory of one GPU, in bytes, on the stage that makes the fewest blocks; None where the
+    GPU or the weights are not known."""
     if settings.gpu_bytes is None or weights is None:
         return None
     # As vLLM's request_memory.
@@ -142,19 +151,24 @@ def memory(settings: Settings, weights: Weights | None, layout: Layout) -> Memor
     return min(found, key=lambda one: one.kv_bytes // layout.bytes_per_block[one.stage])
 
 
-def blocks_of(settings: Settings, left: Memory | None, layout: Layout) -> int | None:
-    """The blocks of the pool; None where nothing tells."""
+def blocks_of(settings: Settings, memory: Memory | None, layout: Layout) -> int | None:
+    """The number of blocks of the pool; None where neither a setting nor the memory gives it."""
     if settings.blocks is not None:
         return settings.blocks
     if settings.kv_bytes is not None:
         return min(settings.kv_bytes // size for size in layout.bytes_per_block)
-    if left is None:
+    if memory is None:
         return None
-    return max(0, left.kv_bytes // layout.bytes_per_block[left.stage])
+    return max(0, memory.kv_bytes // layout.bytes_per_block[memory.stage])
 
 
 def pool(blocks: int, model: Model, settings: Settings, layout: Layout) -> Pool:
-    """What vLLM makes of so many blocks (``get_kv_cache_capacity``)."""
+    """The pool that vLLM makes of ``blocks`` blocks (its ``get_kv_cache_capacity``).
+
+    Raises:
+        RuleError: neither the model nor a setting says how long a sequence may be.
+
+    """
     longest = max_model_len(model, settings)
     needed = layout.blocks(longest, settings.in_flight_tokens)
     concurrency = blocks / needed
@@ -167,9 +181,9 @@ def pool(blocks: int, model: Model, settings: Settings, layout: Layout) -> Pool:
     )
 
 
-def _longest(usable: int, most: int, settings: Settings, layout: Layout) -> int:
-    """The tokens of the longest sequence that so many blocks hold."""
-    low, high = 0, most
+def _longest(usable: int, served: int, settings: Settings, layout: Layout) -> int:
+    """Tokens of the longest sequence that fits in ``usable`` blocks, at most ``served``."""
+    low, high = 0, served
     while low < high:
         middle = (low + high + 1) // 2
         if layout.blocks(middle, settings.in_flight_tokens) <= usable:
@@ -180,7 +194,8 @@ def _longest(usable: int, most: int, settings: Settings, layout: Layout) -> int:
 
 
 def length(tokens: int, blocks: int | None, settings: Settings, layout: Layout) -> Length:
-    """What a sequence of so many tokens takes."""
+    """The blocks and bytes that a sequence of ``tokens`` tokens takes, and how many such
+    sequences fit in a pool of ``blocks`` blocks."""
     held = layout.blocks(tokens, settings.in_flight_tokens)
     return Length(
         tokens=tokens,
@@ -193,35 +208,38 @@ def length(tokens: int, blocks: int | None, settings: Settings, layout: Layout) 
 
 
 def _last_block_used(tokens: int, groups: Sequence[Group]) -> float | None:
+    """The share of its last block that a sequence fills; None where no group keeps all tokens."""
     size = next((group.block_size for group in groups if group.token_bytes and not group.window), 0)
     return ((tokens - 1) % size + 1) / size if size else None
 
 
-def lengths(most: int, given: Sequence[int]) -> list[int]:
-    """Lengths worth a row: powers of two up to the longest, it, and those given."""
-    steps = [1 << power for power in range(9, 24) if 1 << power < most]
-    return sorted({*steps[-8:], most, *given})
+def lengths(longest: int, given: Sequence[int]) -> list[int]:
+    """The lengths that get a row, in tokens: powers of two below the longest, the longest, and
+    the lengths given."""
+    powers = [1 << power for power in range(9, 24) if 1 << power < longest]
+    return sorted({*powers[-8:], longest, *given})
 
 
 def by_utilization(
     model: Model, settings: Settings, weights: Weights | None, layout: Layout
 ) -> Iterator[ByUtilization]:
-    """The pool at other shares of the GPU's memory."""
+    """The pool at several shares of the GPU's memory; nothing where the memory does not decide."""
     if settings.gpu_bytes is None or settings.blocks is not None or settings.kv_bytes is not None:
         return
     for share in sorted({*UTILIZATIONS, settings.gpu_memory_utilization}):
         there = replace(settings, gpu_memory_utilization=share)
-        left = memory(there, weights, layout)
-        if left is not None:
-            count = blocks_of(there, left, layout) or 0
+        found = memory(there, weights, layout)
+        if found is not None:
+            count = blocks_of(there, found, layout) or 0
             made = pool(count, model, there, layout) if count else None
-            yield ByUtilization(share, left.kv_bytes, made)
+            yield ByUtilization(share, found.kv_bytes, made)
 
 
 def by_block_size(
     tokens: int, model: Model, settings: Settings, weights: Weights | None, grouping: Grouping
 ) -> Iterator[ByBlockSize]:
-    """The pool and a sequence of so many tokens with blocks of other sizes."""
+    """The pool, and a sequence of ``tokens`` tokens, at several block sizes. Sizes that vLLM
+    would refuse or replace are left out."""
     asked = asked_block_size(model, settings)
     for size in sorted({*BLOCK_SIZES, asked}):
         there = replace(settings, block_size=size)
@@ -232,7 +250,7 @@ def by_block_size(
         try:
             layout = lay_out(model, there, grouping)
         except RuleError:
-            # With the size that was asked for it could be done, so this size is what is refused.
+            # The size in the settings works, so vLLM would refuse this size alone.
             continue
         count = blocks_of(there, memory(there, weights, layout), layout)
         yield ByBlockSize(

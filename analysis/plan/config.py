@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does a config.json say about the layers of its model?
 
-The names are Hugging Face's; what a family does with them is what vLLM's classes of that family
-do (``tests/plan`` builds these and compares). A configuration with a mechanism that is not known
-here is refused: a plan without it would be wrong.
+The names of the entries are Hugging Face's. Each model family reads them as vLLM's classes of
+that family do; ``tests/plan`` builds these classes and compares. A configuration with a mechanism
+that is not known here is refused: a plan without it would be wrong.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ _NOT_KNOWN = {
 }
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
 _ALTERNATING = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3_text": 6, "gemma3": 6}
-"""Families of which every n-th layer attends to everything, the others within a window."""
+"""Families whose every n-th layer attends to all tokens, and whose others have a window."""
 _PLAIN_MAMBA = ("mamba", "mamba2", "falcon_mamba")
 
 
 def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
-    """The model of a config.json, or of the folder that holds one.
+    """Read the model of a config.json, or of the folder that holds one.
 
     Raises:
-        RuleError: there is none, it is no JSON object, or it holds what is not known here.
+        RuleError: the file is missing or is no JSON object; an entry is missing, makes no sense,
+            or is not known here.
 
     """
     given = Path(path)
     file = given / FILE if os.path.isdir(given) else given
-    # A pipe or a device may never end. os.path bears a path that no system call takes.
+    # A pipe or a device may never end. Unlike Path's methods, os.path's do not raise on a path
+    # that no system call takes.
     if os.path.exists(file) and not os.path.isfile(file):
         raise RuleError(f"{file} is no regular file; name a model's folder or its {FILE}")
     try:
@@ -91,7 +93,7 @@ def _refuse_unknown(config: Config) -> None:
     for key, what in _NOT_KNOWN.items():
         if config.get(key):
             raise RuleError(
-                f"{config.name} has {what} ({key}), which is not planned here; give --layers, "
+                f"{config.name} has {what} ({key}), which plan does not know; give --layers, "
                 "--kv-heads and --head-size of what it keeps, or see what a session measured"
             )
     if config.family in _PLAIN_MAMBA:
@@ -122,11 +124,12 @@ _LISTED = {
     "moe": "nothing",
 }
 _LETTERS = {"M": "state", "*": "attention"}
-"""Of Nemotron-H's pattern; the other letters are layers that keep nothing."""
+"""The letters of Nemotron-H's pattern. Layers with another letter keep nothing."""
 
 
 def _kind(config: Config, number: int) -> str:
-    """Whether this layer keeps a state, keys and values, both or nothing."""
+    """What this layer keeps: ``attention`` (keys and values), ``state``, ``both`` or
+    ``nothing``."""
     family = config.family
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str):
@@ -147,7 +150,7 @@ def _kind(config: Config, number: int) -> str:
 
 
 def _every(period: int, number: int) -> str:
-    """Attention in one layer of a period, states in the others."""
+    """``attention`` for one layer of each period, ``state`` for the others."""
     return "attention" if number % max(1, period) == 0 else "state"
 
 
@@ -188,7 +191,7 @@ def _head_size(config: Config, heads: int) -> int:
 
 
 def _window(config: Config, number: int) -> int | None:
-    """The tokens that this layer attends to; None for all."""
+    """Tokens of this layer's window; None where it attends to all tokens."""
     window = config.get("sliding_window")
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
         return None
@@ -247,7 +250,7 @@ def _mamba2(config: Config) -> State:
 
 
 def _stated_element_bytes(config: Config) -> int | None:
-    """Bytes of a number of a state where the model's family has a type of its own for them."""
+    """Bytes of one number of a state, where the model's family states a type for them."""
     if config.family != "nemotron_h":
         return None
     stated = str(config.get("mamba_ssm_cache_dtype") or "float32")
@@ -268,7 +271,7 @@ def _gated_delta_net(config: Config) -> State:
 
 
 def _dtype(config: Config) -> str:
-    """The type that vLLM computes in; float32 weights are cast to 16 bits."""
+    """The type that vLLM computes in. vLLM casts float32 weights to 16 bits."""
     stated = config.get("torch_dtype", "dtype")
     name = str(stated).removeprefix("torch.")
     if name in ("float16", "bfloat16"):
@@ -285,7 +288,8 @@ def _max_model_len(config: Config) -> int | None:
 
 
 def _quantization(config: Config) -> tuple[str | None, float | None]:
-    """How the weights are quantized, and the bytes of a number then, its scales not counted."""
+    """How the weights are quantized, and the bytes of one quantized number, without its
+    scales."""
     stated = config.get("quantization_config", "compression_config")
     if not isinstance(stated, Mapping):
         return None, None

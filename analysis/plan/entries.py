@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which entries does a config.json have, and which figure did each give?"""
+"""Which entries does a config.json have, and which figure comes from which entry?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = "config.json"
 
 
 class Config:
-    """The entries of a config.json, each noted with the figure that it gave."""
+    """The entries of a config.json. ``sources``: for each figure, the entry that it came from."""
 
     def __init__(self, entries: Mapping[str, Any], name: str) -> None:
         text = entries.get("text_config")
@@ -22,15 +22,16 @@ class Config:
         self.sources: dict[str, str] = {}
 
     def get(self, *keys: str) -> Any:
-        """The first of these entries that there is, None where there is none."""
+        """The value of the first of these keys that has an entry; None where none has."""
         values = map(self._entries.get, keys)
         return next((value for value in values if value is not None), None)
 
     def whole(self, figure: str, *keys: str, default: int | None = None) -> int:
-        """The whole number, from 1 on, that the first of these entries states.
+        """The whole number, 1 or more, of the first of these keys that has an entry. The entry
+        becomes the source of ``figure``.
 
         Raises:
-            RuleError: none of them is there, or it is no such number.
+            RuleError: the entry is no such number, or there is neither an entry nor a default.
 
         """
         for key in keys:
@@ -49,10 +50,10 @@ class Config:
         return default
 
     def count(self, *keys: str, default: int = 0) -> int:
-        """The number, 0 or more, that the first of these entries states.
+        """The whole number, 0 or more, of the first of these keys that has an entry.
 
         Raises:
-            RuleError: it is no such number.
+            RuleError: the entry is no such number.
 
         """
         value = self.get(*keys)
@@ -63,10 +64,11 @@ class Config:
         return value
 
     def words(self, *keys: str) -> list[Any]:
-        """The list of the first of these entries, empty where there is none."""
+        """The list of the first of these keys that has an entry; empty where it is no list."""
         value = self.get(*keys)
         return value if isinstance(value, list) else []
 
     @property
     def family(self) -> str:
+        """The model's family, as ``model_type`` names it."""
         return str(self.get("model_type") or "")

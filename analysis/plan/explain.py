@@ -17,8 +17,8 @@ from analysis.plan.weights import Weights
 
 @dataclass(frozen=True)
 class Step:
-    """One line of the arithmetic: ``name`` = ``arithmetic`` = ``result``, in ``unit``;
-    ``source``: where the numbers in it come from."""
+    """One line of the arithmetic: ``name`` = ``arithmetic`` = ``result``, in ``unit``.
+    ``source``: where its numbers come from."""
 
     name: str
     arithmetic: str
@@ -34,16 +34,17 @@ def steps(
     weights: Weights | None,
     memory: Memory | None,
     pool: Pool | None,
-    most: int,
+    longest: int,
 ) -> tuple[Step, ...]:
-    """The arithmetic from the configuration to sequences at once."""
+    """The arithmetic, from the configuration to the sequences that fit at once. ``longest``:
+    tokens of the longest sequence that vLLM serves."""
     return (
         *_tokens(model, settings),
         *_states(model, settings),
         _block_size(model, settings),
         *_blocks(layout, settings),
-        *_memory(settings, layout, weights, memory),
-        *_pool(settings, layout, memory, pool, most),
+        *_memory(settings, weights, memory),
+        *_pool(settings, layout, memory, pool, longest),
     )
 
 
@@ -110,7 +111,7 @@ def _state_type(layer: State, settings: Settings) -> str:
 
 
 def _block_size(model: Model, settings: Settings) -> Step:
-    """Tokens of a block, and what made them more than those that were asked for."""
+    """Tokens of a block, and why they are more than the settings ask for."""
     platform = settings.platform
     asked, found = asked_block_size(model, settings), block_size(model, settings)
     if found == asked:
@@ -139,8 +140,8 @@ def _heads(layer: Attention) -> str:
 
 
 def _blocks(layout: Layout, settings: Settings) -> Iterator[Step]:
-    for kind in dict.fromkeys(map(_about, layout.groups)):
-        alike = [group for group in layout.groups if _about(group) == kind]
+    for kind in dict.fromkeys(map(_kind_of, layout.groups)):
+        alike = [group for group in layout.groups if _kind_of(group) == kind]
         yield Step(
             f"Of a block, a layer ({kind[0]}) on a {settings.platform.device}",
             _page(alike[0], settings),
@@ -164,7 +165,7 @@ def _blocks(layout: Layout, settings: Settings) -> Iterator[Step]:
     )
 
 
-def _about(group: Group) -> tuple[str, int, int | None]:
+def _kind_of(group: Group) -> tuple[str, int, int | None]:
     return (_KINDS[group.kind], group.block_size, group.window)
 
 
@@ -177,6 +178,7 @@ _KINDS = {
 
 
 def _page(group: Group, settings: Settings) -> str:
+    """How the bytes of a block in one layer of this group are computed."""
     if group.token_bytes:
         device = settings.platform.device
         each = f"{group.token_bytes:,} B a token on a {device} x {group.block_size:,} tokens"
@@ -188,9 +190,7 @@ def _page(group: Group, settings: Settings) -> str:
     return each if plain == group.page_bytes else f"{each}, padded to the other layers' blocks"
 
 
-def _memory(
-    settings: Settings, layout: Layout, weights: Weights | None, memory: Memory | None
-) -> Iterator[Step]:
+def _memory(settings: Settings, weights: Weights | None, memory: Memory | None) -> Iterator[Step]:
     if memory is None or weights is None:
         return
     device = settings.platform.device
@@ -220,7 +220,7 @@ def _memory(
 
 
 def _pool(
-    settings: Settings, layout: Layout, memory: Memory | None, pool: Pool | None, most: int
+    settings: Settings, layout: Layout, memory: Memory | None, pool: Pool | None, longest: int
 ) -> Iterator[Step]:
     if pool is None:
         return
@@ -237,15 +237,15 @@ def _pool(
     yield Step("Blocks", arithmetic, pool.blocks, "blocks", source)
     for group in layout.groups:
         yield Step(
-            f"Blocks of {most:,} tokens ({_KINDS[group.kind]})",
-            _held(group, most, settings),
-            group.blocks(most, settings.in_flight_tokens),
+            f"Blocks of {longest:,} tokens ({_KINDS[group.kind]})",
+            _held(group, longest, settings),
+            group.blocks(longest, settings.in_flight_tokens),
             "blocks",
             "max_model_len",
         )
-    needed = layout.blocks(most, settings.in_flight_tokens)
+    needed = layout.blocks(longest, settings.in_flight_tokens)
     yield Step(
-        f"Sequences of {most:,} tokens at once",
+        f"Sequences of {longest:,} tokens at once",
         f"{pool.blocks:,} / {needed:,}",
         pool.max_concurrency,
         "sequences",
@@ -253,17 +253,20 @@ def _pool(
     )
     yield Step(
         "Tokens in the cache",
-        f"{pool.max_concurrency:,.2f} x {most:,}",
+        f"{pool.max_concurrency:,.2f} x {longest:,}",
         pool.tokens,
         "tokens",
         "sequences at once x max_model_len",
     )
 
 
-def _held(group: Group, most: int, settings: Settings) -> str:
+def _held(group: Group, longest: int, settings: Settings) -> str:
+    """How the blocks of one sequence in this group are computed."""
     if not group.token_bytes:
         return f"{group.states} states"
     if group.window is None:
-        return f"{most:,} / {group.block_size:,}, rounded up"
-    flying = settings.in_flight_tokens
-    return f"({group.window:,} - 1 + {flying:,} in flight) / {group.block_size:,}, rounded up, + 1"
+        return f"{longest:,} / {group.block_size:,}, rounded up"
+    in_flight = settings.in_flight_tokens
+    return (
+        f"({group.window:,} - 1 + {in_flight:,} in flight) / {group.block_size:,}, rounded up, + 1"
+    )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers share a block table, and what does a block of the pool take on each GPU?
+"""Which layers share a block table, and how many bytes does a block take on each GPU?
 
-The arithmetic of vLLM 0.32's ``v1/core/kv_cache_utils.py`` (``get_kv_cache_groups``,
+This is the arithmetic of vLLM 0.32's ``v1/core/kv_cache_utils.py`` (``get_kv_cache_groups``,
 ``unify_kv_cache_spec_page_size``, ``_get_kv_cache_groups_uniform_page_size``) for caches whose
-layers lie one after the other, which is what CUDA's attention backends ask for.
+layers lie one after the other. CUDA's attention backends ask for such caches.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from analysis.plan.specs import Spec, Stage
 class Group:
     """Layers of one kind that share a block table.
 
-    ``layers``: how many, over all stages. ``block_size``: in tokens. ``page_bytes``: a block of
-    one of its layers, on one GPU. ``token_bytes``: of one token in one of its layers; 0 for a
-    state, of which ``state_bytes`` are needed. ``window``: in tokens, None for all. ``states``:
-    that a sequence holds, 0 for keys and values.
+    ``layers``: how many, over all stages. ``block_size``: tokens of a block. ``page_bytes``:
+    bytes of a block in one layer, on one GPU. ``token_bytes``: bytes of a token in one layer, 0
+    where the layers keep states. ``state_bytes``: bytes of a state. ``window``: tokens of the
+    window, None where the layers keep all tokens. ``states``: how many states a sequence holds, 0
+    where the layers keep keys and values.
     """
 
     kind: str
@@ -36,44 +37,43 @@ class Group:
     states: int
 
     def blocks(self, tokens: int, in_flight: int) -> int:
-        """Blocks that a sequence of this many tokens holds at most (``max_memory_usage_bytes``
-        and ``max_admission_blocks_per_request`` of vLLM's ``v1/kv_cache_interface.py``)."""
+        """Blocks of this group that a sequence of ``tokens`` tokens holds at most, as
+        ``max_memory_usage_bytes`` and ``max_admission_blocks_per_request`` in vLLM's
+        ``v1/kv_cache_interface.py`` count them. ``in_flight``: tokens that may be in flight."""
         if self.kind == "state":
             return self.states
         if self.window is None:
             return -(-tokens // self.block_size)
-        # The window need not begin where a block does, hence one more.
+        # A window can begin in the middle of a block, and then reaches into one block more.
         return -(-min(self.window - 1 + in_flight, tokens) // self.block_size) + 1
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The groups, and what a block of the pool takes on a GPU of each stage of the pipeline.
-
-    ``decided_by``: whose code made the groups.
-    """
+    """The groups. ``bytes_per_block``: bytes of a block of the pool on a GPU of each stage.
+    ``decided_by``: whose code made the groups."""
 
     groups: tuple[Group, ...]
     bytes_per_block: tuple[int, ...]
     decided_by: str
 
     def blocks(self, tokens: int, in_flight: int) -> int:
-        """Blocks of the pool that a sequence of this many tokens holds at most: each group takes
-        its own."""
+        """Blocks of the pool that a sequence of ``tokens`` tokens holds at most, in all groups
+        together."""
         return sum(group.blocks(tokens, in_flight) for group in self.groups)
 
 
 Grouping = Callable[[Sequence[Stage]], Layout]
-"""Makes the groups of what the stages keep."""
+"""A function that makes the groups of the layers of all stages."""
 
 OURS = "profilemate"
 
 
 def group(stages: Sequence[Stage]) -> Layout:
-    """The groups, by the arithmetic here.
+    """Make the groups by this module's arithmetic.
 
     Raises:
-        RuleError: the model's layers cannot be brought to one size of block.
+        RuleError: no layer keeps anything, or the layers' blocks cannot have the same bytes.
 
     """
     specs = {name: spec for stage in stages for name, spec in stage.items()}
@@ -95,7 +95,7 @@ def group(stages: Sequence[Stage]) -> Layout:
 
 
 def described(spec: Spec, layers: int) -> Group:
-    """The group of this many layers of this kind."""
+    """The group of ``layers`` layers that are all like ``spec``."""
     return Group(
         kind=spec.kind,
         layers=layers,
@@ -109,7 +109,7 @@ def described(spec: Spec, layers: int) -> Group:
 
 
 def _are_uniform(specs: Sequence[Spec]) -> bool:
-    """Whether all layers need the same blocks of every sequence."""
+    """Whether every sequence holds equally many blocks in each layer."""
     return len({(_base(spec), spec.block_size, spec.window, spec.states) for spec in specs}) == 1
 
 
@@ -118,12 +118,14 @@ def _base(spec: Spec) -> str:
 
 
 def _of_one_size(specs: Mapping[str, Spec]) -> dict[str, Spec]:
-    """The same with blocks of as many bytes each: smaller ones take more tokens, or are padded."""
+    """The layers with blocks of equally many bytes: smaller blocks take more tokens, or
+    padding."""
     largest = max(spec.page_bytes for spec in specs.values())
     return {name: _enlarged(spec, largest) for name, spec in specs.items()}
 
 
 def _enlarged(spec: Spec, size: int) -> Spec:
+    """The layer with blocks of ``size`` bytes."""
     if spec.page_bytes == size:
         return spec
     if spec.kind == "state":
@@ -139,16 +141,16 @@ def _enlarged(spec: Spec, size: int) -> Spec:
 
 
 def _split(specs: Mapping[str, Spec]) -> list[list[str]]:
-    """The layers of each group: those of a kind, in parts of about as many layers each."""
+    """The names of each group's layers: layers of one kind, in groups of about equal size."""
     alike: dict[Spec, list[str]] = defaultdict(list)
     for name, spec in specs.items():
         alike[spec].append(name)
     counts = [len(names) for names in alike.values()]
     fewest, most = min(counts), max(counts)
-    # A few layers of padding cost less than twice the groups.
+    # Padding a few layers costs less than having twice as many groups.
     size = most if most < fewest * 1.5 else fewest
     grouped = []
     for names in alike.values():
-        parts = -(-len(names) // size)
-        grouped += [names[part::parts] for part in range(parts)]
+        count = -(-len(names) // size)
+        grouped += [names[first::count] for first in range(count)]
     return grouped

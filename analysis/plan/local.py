@@ -12,15 +12,15 @@ from analysis.plan.entries import FILE
 
 
 def find(name: str) -> Path:
-    """The folder, or the config.json, that is meant: a path, or a name on the Hugging Face Hub
-    that has been downloaded already. Nothing is downloaded.
+    """The folder or the config.json of the model with this name. The name is a path, or that of
+    a model that was downloaded from the Hugging Face Hub. Nothing is downloaded.
 
     Raises:
-        RuleError: there is none.
+        RuleError: this machine has no such model.
 
     """
     path = Path(name)
-    # Unlike Path.exists, it bears a name that no system call takes.
+    # Unlike Path.exists, this does not raise on a name that no system call takes.
     if os.path.exists(path):
         return path
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
@@ -40,7 +40,7 @@ def find(name: str) -> Path:
 
 
 def _hub() -> Path:
-    """Where Hugging Face's libraries keep what they download."""
+    """The folder into which Hugging Face's libraries download models."""
     named = os.environ.get("HF_HUB_CACHE")
     if named:
         return Path(named)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a model keep for each sequence, layer by layer, whoever serves it?"""
+"""What does each layer of a model keep for a sequence, whatever GPUs serve it?"""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MOST_LAYERS = 10_000
-"""No model has more."""
+"""More than any model has."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """A layer that keeps keys and values of every token, or of the last ``window`` ones.
+    """A layer that keeps keys and values of every token, or of the last ``window`` tokens.
 
-    ``kv_heads``: of the whole model. ``head_size`` and ``value_size``: numbers that a head keeps
-    for a token's key and for its value. ``latent``: multi-head latent attention, which keeps one
-    vector of ``head_size`` for all heads and no value, on every GPU alike.
+    ``kv_heads``: heads on all GPUs together. ``head_size`` and ``value_size``: how many numbers
+    a head keeps for a token's key and for its value. ``latent``: multi-head latent attention. It
+    keeps one vector of ``head_size`` numbers for all heads and no value; each GPU keeps all of it.
     """
 
     kv_heads: int
@@ -30,10 +30,11 @@ class Attention:
 class State:
     """A layer that keeps a state of fixed size: Mamba, or linear attention.
 
-    Of a sequence it keeps the last ``conv_steps`` inputs of a convolution over ``channels``
-    channels and 2 x ``state_groups`` x ``state_size`` more, and ``elements`` numbers of a
-    recurrent state, of ``element_bytes`` each (None: as the model's). ``checkpoints``: states
-    more that vLLM keeps while a prompt is computed, where it caches prefixes.
+    A state is the last ``conv_steps`` inputs of a convolution, and a recurrent state. The
+    convolution has ``channels`` + 2 x ``state_groups`` x ``state_size`` channels. The recurrent
+    state has ``elements`` numbers of ``element_bytes`` bytes; None stands for the model's type.
+    ``checkpoints``: how many more states vLLM keeps while it computes a prompt, with prefix
+    caching on.
     """
 
     kind: str
@@ -51,11 +52,11 @@ Layer = Attention | State
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many numbers the weights are, by where they are.
+    """How many numbers the weights have, by where they are.
 
-    ``embedding`` is on the first stage of a pipeline, ``head`` on the last (0: the embedding is
-    used again), ``dense`` and ``experts`` in the layers between; ``experts`` are those of a
-    mixture of experts, which some quantizations are about alone.
+    ``embedding``: on the first stage of a pipeline. ``head``: on the last stage, 0 where the
+    model uses the embedding there again. ``experts``: in the experts of all layers; some
+    quantizations change these alone. ``dense``: in the rest of the layers.
     """
 
     embedding: int
@@ -65,19 +66,19 @@ class Parameters:
 
     @property
     def total(self) -> int:
+        """How many numbers the weights have in all."""
         return self.embedding + self.head + self.dense + self.experts
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model's configuration, as far as the memory goes.
+    """The part of a model's configuration that decides its memory.
 
-    ``layers``: for each layer of the model what it keeps in the cache; a layer may keep nothing,
-    or a window's worth and a state. ``max_model_len``: tokens of the longest sequence.
-    ``quantization``: how the weights are stored, None for plain numbers of ``dtype``;
-    ``quantized_bytes``: bytes of a quantized number. ``parameters``: an estimate from the
-    configuration, None where the model's family is not known. ``sources``: where each figure
-    comes from.
+    ``layers``: what each layer of the model keeps in the cache: nothing, keys and values, a
+    state, or both. ``max_model_len``: tokens of the longest sequence. ``quantization``: how the
+    weights are stored, None for plain numbers of ``dtype``. ``quantized_bytes``: bytes of one
+    quantized number. ``parameters``: given, or an estimate from the configuration; None where the
+    configuration lacks an entry for it. ``sources``: where each figure comes from.
     """
 
     name: str
@@ -91,13 +92,14 @@ class Model:
 
     @property
     def cached(self) -> tuple[Layer, ...]:
-        """What is kept, without regard to the layer of the model it belongs to."""
+        """All that the layers keep, in one list."""
         return tuple(one for layer in self.layers for one in layer)
 
 
 @dataclass(frozen=True)
 class About:
-    """The model in a few words: ``layers`` counts those that keep something in the cache."""
+    """A model in short. ``layers``: how many keep something in the cache. ``parameters``: how many
+    numbers its weights have."""
 
     name: str
     dtype: str
@@ -109,7 +111,7 @@ class About:
 
 
 def about(model: Model) -> About:
-    """The model in a few words."""
+    """The model in short."""
     return About(
         name=model.name,
         dtype=model.dtype,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is a model of which only a few numbers are known?"""
+"""Which model do a few numbers describe, without a config.json?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def model(
     parameters: int | None,
     window: int | None,
 ) -> Model:
-    """A model whose layers are all alike.
+    """The model of ``layers`` equal layers.
 
     Raises:
         RuleError: a number is missing or makes no sense.

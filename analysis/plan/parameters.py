@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many numbers are a model's weights, estimated from its config.json?
+"""How many numbers do a model's weights have, by its config.json?
 
-The estimate is for models whose files are not at hand. It counts every matrix of the families
-named here; biases and norms of a few thousand numbers are left out.
+The estimate is for models whose files are not on this machine. It counts the matrices, and leaves
+out biases and norms of a few thousand numbers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from analysis.plan.model import Layer, Parameters, State
 _TWO_MATRICES = ("gpt2", "opt", "nemotron_h", "falcon", "phi", "gpt_neox", "starcoder2", "gptj")
 """Families whose feed-forward part has no gate."""
 _TIED = ("gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text")
-"""Families whose output head is the embedding unless they say otherwise."""
+"""Families whose output head is the embedding, unless config.json says otherwise."""
 
 
 def estimate(config: Config, layers: tuple[tuple[Layer, ...], ...]) -> Parameters | None:
-    """The numbers of weights, None where the configuration does not tell enough."""
+    """How many numbers the weights have; None where config.json lacks the hidden size or the
+    vocabulary."""
     hidden, vocabulary = _number(config, "hidden_size", "n_embd"), _number(config, "vocab_size")
     if not hidden or not vocabulary:
         return None
@@ -38,7 +39,7 @@ def estimate(config: Config, layers: tuple[tuple[Layer, ...], ...]) -> Parameter
 
 
 def _mixer(config: Config, hidden: int, kept: Layer) -> int:
-    """The matrices that make what a layer keeps, and use it."""
+    """How many numbers have the matrices that make what a layer keeps, and that use it."""
     if isinstance(kept, State):
         return _state(config, hidden, kept)
     heads = _number(config, "num_attention_heads", "n_head")
@@ -73,7 +74,7 @@ def _state(config: Config, hidden: int, kept: State) -> int:
 
 
 def _feed_forward(config: Config, hidden: int, number: int) -> tuple[int, int]:
-    """The numbers of a layer's feed-forward part: those always used, and those of experts."""
+    """How many numbers a layer's feed-forward part has outside of experts, and in experts."""
     matrices = 2 if config.family in _TWO_MATRICES else 3
     inner = _number(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
     pattern = config.get("hybrid_override_pattern")
@@ -93,7 +94,7 @@ def _feed_forward(config: Config, hidden: int, number: int) -> tuple[int, int]:
 
 
 def _experts(config: Config, number: int) -> int:
-    """The experts of this layer; 0 where it has none."""
+    """How many experts this layer has."""
     count = _number(config, "n_routed_experts", "num_local_experts", "num_experts")
     period = _number(config, "expert_layer_period", "moe_layer_freq", "decoder_sparse_step") or 1
     offset = _number(config, "expert_layer_offset")
@@ -107,7 +108,7 @@ def _experts(config: Config, number: int) -> int:
 
 
 def _number(config: Config, *keys: str) -> int:
-    """The number that the first of these entries states; 0 where it is none."""
+    """The number of the first of these keys that has an entry; 0 where it is no number."""
     value: Any = config.get(*keys)
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value if whole and 0 < value < 10**9 else 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On what will vLLM run, and what does that change about the cache?
+"""What will vLLM run on, and how does that change the cache?
 
-The rules are those of vLLM 0.32: on a GPU its defaults and CUDA's attention kernels, on a CPU
+The rules are vLLM 0.32's: for a GPU its defaults and CUDA's attention kernels, for a CPU
 ``platforms/cpu.py`` and ``v1/attention/backends/cpu_attn.py``.
 """
 
@@ -22,13 +22,13 @@ CPU_INFO = Path("/proc/cpuinfo")
 class Platform:
     """What vLLM runs on.
 
-    ``name``: as ``--platform`` takes it, and ``cpu`` for that of a recorded engine. ``device``:
-    what one worker has, in a sentence. ``about``: what is known of the processor.
-    ``block_size``: tokens of a block by default. ``kernel_block``: attention kernels read blocks
-    of a multiple of this many tokens. ``latent_block``: the only size of block that latent
-    attention takes, None for any. ``float32_states``: whether states are kept in float32 unless
-    the model asks for another type; None where it is not known. ``asynchronous``: whether a batch
-    is scheduled while another one runs.
+    ``name``: as ``--platform`` takes it; ``cpu`` for the CPU of a recorded engine. ``device``:
+    what one worker runs on. ``about``: the processor, in words. ``block_size``: tokens of a block
+    by default. ``kernel_block``: attention kernels read blocks of a multiple of so many tokens.
+    ``latent_block``: the only block size that latent attention takes, in tokens; None where it
+    takes any. ``float32_states``: whether vLLM keeps states in float32 where the model states no
+    type; None where that is not known. ``asynchronous``: whether vLLM schedules a batch while
+    another one runs.
     """
 
     name: str
@@ -68,14 +68,14 @@ AMX_CPU = replace(BF16_CPU, name="cpu-amx", about="with AVX512-BF16 and AMX", la
 
 PLATFORMS: Mapping[str, Platform] = {one.name: one for one in (GPU, BASIC_CPU, BF16_CPU, AMX_CPU)}
 HERE = "cpu"
-"""A CPU like the one of this machine."""
+"""The name of a CPU like this machine's."""
 
 
 def named(name: str) -> Platform:
     """The platform of this name.
 
     Raises:
-        RuleError: there is none.
+        RuleError: no platform has this name.
 
     """
     if name == HERE:
@@ -88,7 +88,8 @@ def named(name: str) -> Platform:
 
 
 def here(file: Path = CPU_INFO) -> Platform:
-    """The platform of vLLM's CPU build on this machine; a basic one where nothing tells more."""
+    """The platform of vLLM's CPU build on this machine; a basic CPU where ``file`` cannot be
+    read."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -105,9 +106,9 @@ def recorded(device: str | None, state_dtype: str | None, latent_blocks: set[int
     """The platform of a recorded engine.
 
     Args:
-        device: what it ran on, in vLLM's word.
-        state_dtype: the type of states that vLLM settled on, None where not recorded.
-        latent_blocks: tokens of its blocks of latent attention.
+        device: vLLM's word for what the engine ran on.
+        state_dtype: the type that the engine chose for states; None where it was not recorded.
+        latent_blocks: the block sizes of its latent attention, in tokens.
 
     """
     if device != "cpu":

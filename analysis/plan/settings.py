@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With which settings will vLLM serve the model, and on what?"""
+"""Which settings does vLLM serve the model with, and what does it run on?"""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from analysis.errors import RuleError
 from analysis.plan.platforms import GPU, Platform
 
 UTILIZATION = 0.92
-"""vLLM's default of ``--gpu-memory-utilization``, in 0.32; 0.9 in older releases."""
+"""The default of ``--gpu-memory-utilization`` in vLLM 0.32. Older releases have 0.9."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What vLLM is told, by its own names, and on what it runs.
+    """vLLM's settings, by vLLM's names, and what it runs on.
 
-    ``gpu_bytes``: memory of one GPU, or of one CPU (a NUMA node), None where none was named;
-    ``gpu_source``: where that comes from. ``max_model_len``: None for the model's.
+    ``gpu_bytes``: memory of one GPU, or of one CPU (a NUMA node); None where none was named.
+    ``gpu_source``: where that figure comes from. ``max_model_len``: None for the model's.
     ``block_size``: None for the platform's. ``kv_cache_dtype``: ``auto`` for the model's.
-    ``state_dtype``: the type of states that an engine settled on (``mamba_ssm_cache_dtype``),
-    None for what the model and the platform make of it. ``other_bytes``: what activations, CUDA
-    graphs and everything that torch does not allocate take of a GPU. ``weight_bytes``: of the
-    whole model, None for what its files or its configuration say. ``kv_bytes`` and ``blocks``:
-    given in place of what would be left, as by ``--kv-cache-memory-bytes`` and
-    ``--num-gpu-blocks-override``. ``in_flight_batches``: batches of ``max_num_batched_tokens`` at
-    once, None for the platform's: two with asynchronous scheduling. ``hybrid``: whether layers
-    with a window or a state keep only that.
+    ``state_dtype``: the type that a recorded engine chose for states (``mamba_ssm_cache_dtype``);
+    None where the model and the platform choose it. ``other_bytes``: bytes of a GPU for
+    activations, CUDA graphs and all that torch does not allocate. ``weight_bytes``: bytes of the
+    whole model; None where its files or its configuration decide. ``kv_bytes`` and ``blocks``:
+    given as by ``--kv-cache-memory-bytes`` and ``--num-gpu-blocks-override``, in place of what
+    the memory leaves. ``in_flight_batches``: how many batches of ``max_num_batched_tokens`` are
+    in flight at once; None for the platform's number, which is two with asynchronous scheduling.
+    ``hybrid``: whether layers with a window keep only their window.
     """
 
     platform: Platform = GPU
@@ -50,15 +50,15 @@ class Settings:
 
     @property
     def in_flight_tokens(self) -> int:
-        """Tokens that may be scheduled and not yet settled: a sequence keeps them beside its
-        window (vLLM's ``VllmConfig.max_in_flight_tokens``)."""
+        """Tokens that may be in flight, as vLLM's ``VllmConfig.max_in_flight_tokens`` counts
+        them. A sequence keeps them beside its window."""
         batches = self.in_flight_batches or self.pipeline_parallel + self.platform.asynchronous
         return batches * self.batched_tokens
 
     @property
     def batched_tokens(self) -> int:
-        """``max_num_batched_tokens``, or what a server of vLLM takes for a GPU of this size, and
-        for so many CPUs."""
+        """Tokens of a step at most: ``max_num_batched_tokens``, or the default of vLLM's server
+        for a GPU of this size, or for so many CPUs."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         if self.platform.device == "CPU":
@@ -68,10 +68,10 @@ class Settings:
 
 
 def check(settings: Settings) -> Settings:
-    """The settings, if vLLM could take them.
+    """Return the settings if each is in its range.
 
     Raises:
-        RuleError: one is out of its range.
+        RuleError: a setting is out of its range.
 
     """
     if not 0 < settings.gpu_memory_utilization <= 1:
@@ -93,10 +93,10 @@ def check(settings: Settings) -> Settings:
 
 
 def check_count(option: str, value: int | None) -> None:
-    """Nothing, if a count that was given is one.
+    """Check that an option's value, where given, is a count.
 
     Raises:
-        RuleError: it is not.
+        RuleError: the value is out of range.
 
     """
     if value is not None and not 0 < value <= 10**9:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much is ``80GiB``, what does a GPU of this name hold, and how wide is this data type?"""
+"""How many bytes are ``80GiB``, the memory of a GPU of this name, and a number of this type?"""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _BYTES: Mapping[str, int] = {
 
 
 def size(text: str) -> int:
-    """The bytes that a size comes to: 80GiB, 80 GB, 512MiB, or a plain number of bytes.
+    """The bytes of a size, such as 80GiB, 80 GB, 512MiB, or a plain number of bytes.
 
     Raises:
-        RuleError: it is no size.
+        RuleError: the text is no size.
 
     """
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-z]*)", text.strip().lower(), re.ASCII)
@@ -63,10 +63,10 @@ def size(text: str) -> int:
 
 
 def gpu_memory(text: str) -> tuple[int, str]:
-    """The bytes of a GPU given by its name or its memory, and where they come from.
+    """The memory of a GPU in bytes, by its name or its size, and where the figure comes from.
 
     Raises:
-        RuleError: neither a size nor a known name.
+        RuleError: the text is neither a size that a GPU has nor a name that is known here.
 
     """
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
@@ -86,10 +86,10 @@ def gpu_memory(text: str) -> tuple[int, str]:
 
 
 def cpu_memory(text: str) -> tuple[int, str]:
-    """The bytes of a CPU's memory, and where they come from.
+    """The memory of a CPU in bytes, and where the figure comes from.
 
     Raises:
-        RuleError: it is no size.
+        RuleError: the text is no size that a CPU has.
 
     """
     found = size(text)
@@ -99,7 +99,7 @@ def cpu_memory(text: str) -> tuple[int, str]:
 
 
 def element_bytes(dtype: str, option: str) -> int:
-    """Bytes of one number of this type.
+    """Bytes of one number of this type, which ``option`` gave.
 
     Raises:
         RuleError: the type is not known here.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does each layer keep on one GPU, in blocks of how many bytes?
+"""What does each layer keep on one GPU, and how many bytes does a block of it take?
 
-The arithmetic of vLLM's ``v1/kv_cache_interface.py`` (page sizes) and ``platforms/interface.py``
-(the block size of models that keep states).
+This is the arithmetic of vLLM's ``v1/kv_cache_interface.py`` (page sizes) and
+``platforms/interface.py`` (the block size of models that keep states).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from analysis.plan.sizes import element_bytes
 from analysis.plan.states import state_bytes
 
 LATENT_BLOCK = 128
-"""Beside states, those of latent attention ask for a multiple of this many."""
+"""In a model that keeps states, blocks of latent attention have a multiple of so many tokens."""
 
 Kind = Literal["full", "latent", "window", "state"]
 
@@ -27,10 +27,11 @@ Kind = Literal["full", "latent", "window", "state"]
 class Spec:
     """What one layer keeps on one GPU.
 
-    ``block_size``: tokens of a block. ``kv_heads``, ``head_size``, ``value_size`` and
-    ``element_bytes``: what it keeps for a token (``kv_heads`` on this GPU). ``window``: tokens
-    that it keeps, None for all. ``state_bytes``: of a state; ``states``: how many of them a
-    sequence holds. ``padded_bytes``: what a block takes where it is made as large as others.
+    ``block_size``: tokens of a block. ``kv_heads``: heads on this GPU. ``head_size`` and
+    ``value_size``: how many numbers a head keeps for a token's key and value. ``element_bytes``:
+    bytes of one such number. ``window``: tokens that the layer keeps, None for all.
+    ``state_bytes``: bytes of a state. ``states``: how many states a sequence holds.
+    ``padded_bytes``: bytes of a block with the padding that makes it as large as other layers'.
     """
 
     kind: Kind
@@ -56,14 +57,15 @@ class Spec:
 
 
 Stage = dict[str, Spec]
-"""By name, what the layers of one stage of the pipeline keep."""
+"""The layers of one pipeline stage, by name."""
 
 
 def stages(model: Model, settings: Settings) -> tuple[Stage, ...]:
-    """What each stage of the pipeline keeps on one GPU.
+    """What the layers of each pipeline stage keep on one GPU.
 
     Raises:
-        RuleError: the model cannot be divided so.
+        RuleError: the stages or the GPUs cannot share the model, or the platform cannot read its
+            blocks.
 
     """
     size = block_size(model, settings)
@@ -78,7 +80,8 @@ def stages(model: Model, settings: Settings) -> tuple[Stage, ...]:
 
 
 def bounds(layers: int, count: int) -> list[tuple[int, int]]:
-    """Where the layers of each stage begin and end, as vLLM's ``get_pp_indices`` divides them.
+    """The first layer of each of ``count`` stages and the layer after its last, as vLLM's
+    ``get_pp_indices`` divides ``layers`` layers.
 
     Raises:
         RuleError: there are more stages than layers.
@@ -96,22 +99,28 @@ def bounds(layers: int, count: int) -> list[tuple[int, int]]:
 
 
 def kv_element_bytes(model: Model, settings: Settings) -> int:
-    """Bytes of one number in the cache."""
+    """Bytes of one number of a key or a value in the cache.
+
+    Raises:
+        RuleError: its type is not known here.
+
+    """
     if settings.kv_cache_dtype == "auto":
         return element_bytes(model.dtype, "--dtype")
     return element_bytes(settings.kv_cache_dtype, "--kv-cache-dtype")
 
 
 def asked_block_size(model: Model, settings: Settings) -> int:
-    """Tokens of a block as vLLM begins with them: those asked for, or the platform's."""
+    """Tokens of a block that vLLM starts from: as the settings ask, or as the platform has
+    them."""
     if settings.platform.latent_block and _is_latent(model):
         return settings.platform.latent_block
     return settings.block_size or settings.platform.block_size
 
 
 def block_size(model: Model, settings: Settings) -> int:
-    """Tokens of a block: what is asked for, or as many as take no less than a state does, to
-    which vLLM then pads the states (``_align_hybrid_block_size``).
+    """Tokens of a block in the end. Where a model keeps states, vLLM makes a block at least as
+    large as a state, and pads the states to it (``_align_hybrid_block_size``).
 
     Raises:
         RuleError: the platform's attention cannot read such blocks.
@@ -132,6 +141,7 @@ def _is_latent(model: Model) -> bool:
 
 
 def _enlarged(model: Model, settings: Settings) -> int:
+    """Tokens of a block as asked, or more where a block has to be as large as a state."""
     asked, kernel = asked_block_size(model, settings), settings.platform.kernel_block
     states = [layer for layer in model.cached if isinstance(layer, State)]
     tokens = [layer for layer in model.cached if isinstance(layer, Attention)]
@@ -150,8 +160,8 @@ def _spec(layer: Layer, model: Model, settings: Settings, size: int) -> Spec:
     caching = settings.prefix_caching
     return Spec(
         kind="state",
-        # Without prefix caching nothing ever asks for an earlier state.
-        block_size=size if caching else _longest(model, settings),
+        # Without prefix caching no request looks up an earlier state.
+        block_size=size if caching else max_model_len(model, settings),
         state_bytes=state_bytes(layer, model, settings),
         states=2 + layer.checkpoints if caching else 1,
     )
@@ -165,7 +175,7 @@ def _attention(layer: Attention, model: Model, settings: Settings, size: int) ->
     return Spec(
         kind=kind,
         block_size=size,
-        # Where there are fewer heads than GPUs, several GPUs hold the same one.
+        # Where there are fewer heads than GPUs, several GPUs hold the same head.
         kv_heads=max(1, heads // gpus),
         head_size=layer.head_size,
         value_size=layer.value_size,
@@ -174,16 +184,24 @@ def _attention(layer: Attention, model: Model, settings: Settings, size: int) ->
     )
 
 
-def _longest(model: Model, settings: Settings) -> int:
+def max_model_len(model: Model, settings: Settings) -> int:
+    """Tokens of the longest sequence that vLLM serves.
+
+    Raises:
+        RuleError: neither the model nor a setting has it.
+
+    """
     length = settings.max_model_len or model.max_model_len
     if length is None:
-        raise RuleError(f"{model.name} does not tell its longest sequence; give --max-model-len")
+        raise RuleError(
+            f"{model.name} does not say how long a sequence may be; give --max-model-len"
+        )
     return length
 
 
 def without_windows(found: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The same with every layer keeping all tokens, as ``--disable-hybrid-kv-cache-manager``
-    does to a model that has layers with a window and layers without."""
+    """The stages with layers that keep all tokens in place of a window. This is what
+    ``--disable-hybrid-kv-cache-manager`` does to a model that has both kinds of layers."""
     specs = [spec for stage in found for spec in stage.values()]
     if not any(spec.kind in ("full", "latent") for spec in specs):
         return tuple(found)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes of one GPU is a state?
+"""How many bytes does a state take on one GPU?
 
-The arithmetic of vLLM's ``MambaStateShapeCalculator`` and ``MambaStateDtypeCalculator``.
+This is the arithmetic of vLLM's ``MambaStateShapeCalculator`` and ``MambaStateDtypeCalculator``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from analysis.plan.sizes import element_bytes
 
 @dataclass(frozen=True)
 class Shape:
-    """A state on one GPU: ``inputs`` numbers of its convolution, of ``input_bytes`` each, and
-    ``elements`` of the recurrent state, of ``element_bytes`` each."""
+    """A state on one GPU: ``inputs`` numbers of its convolution, of ``input_bytes`` bytes each,
+    and ``elements`` numbers of the recurrent state, of ``element_bytes`` bytes each."""
 
     inputs: int
     input_bytes: int
@@ -26,14 +26,14 @@ class Shape:
 
 
 def shape(layer: State, model: Model, settings: Settings) -> Shape:
-    """What a state is made of on one GPU.
+    """The shape of a state on one GPU.
 
     Raises:
-        RuleError: the GPUs cannot share it.
+        RuleError: the GPUs cannot share the state, or the type of its numbers is not known here.
 
     """
     gpus = settings.tensor_parallel
-    # Groups that cannot be divided are repeated, one on each GPU.
+    # Where the GPUs cannot divide the groups, each GPU holds one.
     groups = layer.state_groups if layer.state_groups % gpus == 0 else gpus
     channels = layer.channels + 2 * groups * layer.state_size
     if channels % gpus or layer.elements % gpus:
@@ -50,7 +50,7 @@ def state_bytes(layer: State, model: Model, settings: Settings) -> int:
     """Bytes of a state on one GPU.
 
     Raises:
-        RuleError: the GPUs cannot share it.
+        RuleError: the GPUs cannot share the state, or the type of its numbers is not known here.
 
     """
     found = shape(layer, model, settings)
@@ -58,12 +58,12 @@ def state_bytes(layer: State, model: Model, settings: Settings) -> int:
 
 
 def _element_bytes(layer: State, model: Model, settings: Settings) -> int:
-    """Bytes of a number of the recurrent state: as an engine settled it, else as the model states
-    it, else as the platform wants it."""
+    """Bytes of one number of the recurrent state: by the recorded engine's type, else by the
+    model's type for states, else by the platform's."""
     plain = element_bytes(model.dtype, "--dtype")
     if settings.state_dtype is not None:
-        settled = settings.state_dtype
-        return plain if settled == "auto" else element_bytes(settled, "mamba_ssm_cache_dtype")
+        chosen = settings.state_dtype
+        return plain if chosen == "auto" else element_bytes(chosen, "mamba_ssm_cache_dtype")
     if layer.element_bytes is not None:
         return layer.element_bytes
     return 4 if settings.platform.float32_states else plain

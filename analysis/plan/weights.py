@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes of a GPU do the weights take?"""
+"""How many bytes do the weights take on a GPU?"""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from analysis.plan.specs import bounds
 
 INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000
-"""Bytes of a safetensors header: no writer makes a longer one."""
+"""Bytes of a safetensors header. No writer makes a longer one."""
 
 _NOT_JSON = (ValueError, RecursionError)
-"""What Python's reader raises."""
+"""The errors of Python's JSON reader."""
 
 _PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True)
 class Weights:
-    """``total_bytes``: of the whole model as it lies in memory; ``stage_bytes``: on a GPU of each
-    stage of the pipeline; ``source``: where they come from; ``is_estimate``: whether they were
-    reckoned from the configuration."""
+    """The memory of the weights. ``total_bytes``: bytes of the whole model in memory.
+    ``stage_bytes``: bytes on a GPU of each pipeline stage. ``source``: where the figures come
+    from. ``is_estimate``: whether they are an estimate from the configuration."""
 
     total_bytes: int
     stage_bytes: tuple[int, ...]
@@ -41,11 +41,11 @@ class Weights:
 
 
 def measure(model: Model, settings: Settings, folder: Path | None) -> Weights | None:
-    """The weights: given, or those of the folder's files, or an estimate; None where nothing
-    tells.
+    """The memory of the weights: as given, else by the folder's files, else by an estimate; None
+    where there is none of these.
 
     Raises:
-        RuleError: a file of weights is damaged.
+        RuleError: a file of weights cannot be read or is damaged.
 
     """
     if settings.weight_bytes is not None:
@@ -57,21 +57,22 @@ def measure(model: Model, settings: Settings, folder: Path | None) -> Weights | 
         return None
     total = _estimated(model)
     given = "parameters" in model.sources
-    told = "given" if given else "estimated from config.json"
-    source = f"{model.parameters.total:,} parameters {told}, {model.dtype}"
+    how = "given" if given else "estimated from config.json"
+    source = f"{model.parameters.total:,} parameters {how}, {model.dtype}"
     if model.quantization is not None:
         source += f", {model.quantization}"
     return None if total is None else _divided(total, source, not given, model, settings)
 
 
 def _estimated(model: Model) -> int | None:
-    """Bytes of the estimated parameters; None where the quantization's width is not known."""
+    """Bytes of the model's parameters; None where the bytes of a quantized number are not
+    known."""
     found = model.parameters
     plain = element_bytes(model.dtype, "--dtype")
     if found is None or (model.quantization is not None and model.quantized_bytes is None):
         return None
     width = model.quantized_bytes or plain
-    # MXFP4 is about the experts alone.
+    # MXFP4 quantizes the experts alone.
     dense = plain if model.quantization == "mxfp4" else width
     ends = (found.embedding + found.head) * plain
     return round(ends + found.dense * dense + found.experts * width)
@@ -80,8 +81,8 @@ def _estimated(model: Model) -> int | None:
 def _divided(
     total: int, source: str, is_estimate: bool, model: Model, settings: Settings
 ) -> Weights:
-    """Each GPU's part: layers by stages, the embedding on the first, the head on the last, and
-    each matrix over the GPUs of a stage."""
+    """The weights as the GPUs share them. The stages divide the layers; the first has the
+    embedding, the last the head. The GPUs of a stage divide each matrix."""
     stages, gpus = settings.pipeline_parallel, settings.tensor_parallel
     if stages == 1:
         return Weights(total, (-(-total // gpus),), source, is_estimate)
@@ -89,18 +90,18 @@ def _divided(
     embedding = (model.parameters.embedding if model.parameters else 0) * width
     head = (model.parameters.head if model.parameters else 0) * width
     if embedding + head > total:
-        # The configuration is of another model than the weights.
+        # The configuration is not that of the model with these weights.
         embedding = head = 0
     layers, count = total - embedding - head, len(model.layers)
-    parts = [layers * (last - first) // count for first, last in bounds(count, stages)]
-    parts[0] += embedding
+    by_stage = [layers * (last - first) // count for first, last in bounds(count, stages)]
+    by_stage[0] += embedding
     # Where the head is the embedding, the last stage has a copy.
-    parts[-1] += head or embedding
-    return Weights(total, tuple(-(-part // gpus) for part in parts), source, is_estimate)
+    by_stage[-1] += head or embedding
+    return Weights(total, tuple(-(-stage // gpus) for stage in by_stage), source, is_estimate)
 
 
 def _of_files(folder: Path, model: Model) -> tuple[int, str] | None:
-    """The bytes of the folder's weights, and which files say so."""
+    """Bytes of the folder's weights, and which files they come from; None where it has none."""
     try:
         files = sorted(folder.glob("*.safetensors"))
         # A folder may hold the original checkpoint beside the converted one.
@@ -121,12 +122,13 @@ def _of_files(folder: Path, model: Model) -> tuple[int, str] | None:
 
 
 def _tensor_bytes(file: Path, model: Model) -> int:
-    """Bytes of a file's tensors in memory: plain numbers take what the model computes in."""
+    """Bytes of a file's tensors in memory. vLLM casts plain numbers to the type that the model
+    computes in."""
     plain = element_bytes(model.dtype, "--dtype")
     total = 0
     for name, dtype, length in _tensors(file):
         width = _PLAIN.get(dtype)
-        # Scales of quantized weights stay as they are.
+        # vLLM does not cast the scales of quantized weights.
         cast = width is not None and not name.endswith(("_scale", "_scale_inv", ".scales"))
         total += length * plain // width if cast and width else length
     return total
@@ -156,11 +158,12 @@ def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def _index_bytes(file: Path) -> int:
+    """Bytes of all weights, as a safetensors index states them."""
     try:
-        told: Any = json.loads(file.read_bytes())
+        index: Any = json.loads(file.read_bytes())
     except _NOT_JSON:
         raise _damaged(file) from None
-    metadata = told.get("metadata") if isinstance(told, Mapping) else None
+    metadata = index.get("metadata") if isinstance(index, Mapping) else None
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     if isinstance(total, bool) or not isinstance(total, (int, float)) or not 0 < total < math.inf:
         raise _damaged(file)
@@ -168,4 +171,4 @@ def _index_bytes(file: Path) -> int:
 
 
 def _damaged(file: Path) -> RuleError:
-    return RuleError(f"{file} is damaged: it tells no tensors; give --weights")
+    return RuleError(f"{file} is damaged: no tensors can be read from it; give --weights")

@@ -236,7 +236,7 @@ def _planned(
 ) -> Plan | Reality:
     """The plan, beside the session where one is named."""
     from analysis import open_session
-    from analysis.plan import plan, reality
+    from analysis.plan import plan, reality, recorded
     from analysis.plan.settings import Settings
 
     asked: dict[str, Any] = {
@@ -250,8 +250,8 @@ def _planned(
         described, weights = model
         return plan(described, _changed(Settings(), changes), folder=weights, **asked)
     session = open_session(options.session)
-    described, weights = model or reality.model_of(session)
-    settings = _changed(reality.settings_of(session), changes)
+    described, weights = model or recorded.model_of(session)
+    settings = _changed(recorded.settings_of(session), changes)
     return reality.against(session, described, settings, folder=weights, **asked)
 
 
@@ -268,7 +268,7 @@ def _changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         option = "--cpu-memory" if device == "CPU" else "--gpu"
         raise RuleError(f"the plan is for a {device}: give its memory with {option}")
     if "platform" in changes:
-        # The type that another platform settled on.
+        # The session's type of states is that of another platform.
         return replace(found, state_dtype=None)
     return found
 

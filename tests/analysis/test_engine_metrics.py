@@ -126,7 +126,7 @@ def test_each_release_counts_lookups_by_its_rule(
     assert not found.all.agrees
 
 
-def test_what_came_after_the_page_explains_what_it_lacks(session: SessionBuilder) -> None:
+def test_later_lookups_explain_a_page_with_less(session: SessionBuilder) -> None:
     session.lookups(
         *(
             {"timestamp_sec": at, "request_id": f"r{at}", "query_tokens": 100, "hit_tokens": 16}
@@ -151,14 +151,14 @@ def test_what_came_after_the_page_explains_what_it_lacks(session: SessionBuilder
         .unexplained
         == 100
     )
-    # Taken after the end, or nobody knows when: all of it is to be there.
+    # Taken after the end, or at a time not known: the page has to have all lookups.
     for scraped in (11.0, None):
         found = beside(session, scraped, prefix_cache_queries_total=200)
         assert found.rows["prefix_cache_queries"].unexplained == -200
 
 
 def requests(session: SessionBuilder) -> None:
-    told: tuple[dict[str, Any], ...] = (
+    rows: tuple[dict[str, Any], ...] = (
         {"input_length": 100, "output_length": 10, "first_token_sec": 1, "finish_sec": 2},
         {
             "input_length": 200,
@@ -187,7 +187,7 @@ def requests(session: SessionBuilder) -> None:
     session.requests(
         *(
             {"request_id": f"r{number}", "finish_reason": "length", "preemptions": 0, **row}
-            for number, row in enumerate(told)
+            for number, row in enumerate(rows)
         )
     )
 
@@ -271,8 +271,7 @@ def test_usage_is_that_of_the_pages_moment(session: SessionBuilder) -> None:
 
 
 def blocks(session: SessionBuilder, *options: str) -> None:
-    """160 blocks were handed out of a pool of 100, of which 90 were used at least; 20 of these had
-    content to lose."""
+    """160 allocations from a pool of 100 blocks, at least 90 of which were used; 20 evictions."""
     session.metadata(argv=["vllm", "serve", "m", "--kv-cache-metrics", *options])
     session.rows(
         "kv_cache_allocations.csv",
@@ -283,7 +282,7 @@ def blocks(session: SessionBuilder, *options: str) -> None:
     session.evictions(*({"lifetime_sec": 3, "idle_sec": 2, "block_id": n} for n in range(20)))
 
 
-def test_blocks_without_content_are_told_from_evictions(session: SessionBuilder) -> None:
+def test_blocks_without_content_are_no_evictions(session: SessionBuilder) -> None:
     blocks(session, "--kv-cache-metrics-sample=1.0")
     counts = {"kv_block_lifetime_seconds_sum": 30.0}
     # 100 fresh blocks at most, 90 at least: 60 to 70 of 160 were used before.
@@ -347,7 +346,7 @@ def test_several_engines_are_added_up(session: SessionBuilder) -> None:
         ("go_threads 7\n", "has no metric of vLLM's"),
     ],
 )
-def test_what_is_no_page_is_one_line(content: str, said: str) -> None:
+def test_a_text_that_is_no_page_is_one_line(content: str, said: str) -> None:
     with pytest.raises(SessionError, match=said):
         parse(content, "page")
 
@@ -374,13 +373,13 @@ def server(content: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_not_compared(session: SessionBuilder, value: float) -> None:
+def test_a_value_that_is_no_number_is_not_compared(session: SessionBuilder, value: float) -> None:
     lookups(session)
     found = beside(session, prefix_cache_queries_total=value, prefix_cache_hits_total=32)
     row = found.rows["prefix_cache_queries"]
     assert (row.vllm, row.difference, row.verdict) == (None, None, "not comparable")
     assert "the page has no number for it" in text.render(found.all)
-    # As much as there is of them.
+    # A mean that is no number is left out.
     blocks(session, "--kv-cache-metrics-sample=1.0")
     found = beside(session, kv_block_lifetime_seconds_count=60, kv_block_lifetime_seconds_sum=value)
     assert found.rows["kv_block_lifetime_seconds, mean"].vllm is None
@@ -421,7 +420,7 @@ WHOLE = page(prefix_cache_queries_total=150).encode()
 def test_a_page_that_is_not_whole_is_refused(
     session: SessionBuilder, answer: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of it would read as a page with other figures."""
+    """The part that arrived could be read as a page with other figures."""
     monkeypatch.setattr(reconcile_page, "LARGEST_BYTES", 1 << 20)
     lookups(session)
     with raw_server(answer) as url:
@@ -431,7 +430,7 @@ def test_a_page_that_is_not_whole_is_refused(
     assert said in done.stderr
 
 
-def test_a_page_that_is_not_there_is_told(session: SessionBuilder) -> None:
+def test_a_missing_page_is_one_line(session: SessionBuilder) -> None:
     lookups(session)
     with raw_server(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url:
         done = invoke("reconcile", session.folder, "--metrics-url", url)
@@ -459,7 +458,7 @@ def test_the_command(session: SessionBuilder, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["agrees"] is True
 
 
-def test_what_cannot_be_had_is_one_line(session: SessionBuilder, tmp_path: Path) -> None:
+def test_an_input_that_cannot_be_read_is_one_line(session: SessionBuilder, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for options, said in (
         ([], "give either --metrics-url URL or --metrics-file FILE"),
@@ -475,7 +474,7 @@ def test_what_cannot_be_had_is_one_line(session: SessionBuilder, tmp_path: Path)
         assert said in done.stderr
 
 
-def test_the_parser_that_is_missing_is_told(session: SessionBuilder, tmp_path: Path) -> None:
+def test_a_missing_parser_is_one_line(session: SessionBuilder, tmp_path: Path) -> None:
     saved = tmp_path / "metrics.txt"
     saved.write_text(page(prefix_cache_queries_total=150))
     program = (
@@ -507,6 +506,6 @@ def test_every_key_is_documented(session: SessionBuilder) -> None:
 def test_the_text_says_how_far_the_session_goes(session: SessionBuilder) -> None:
     lookups(session)
     found = beside(session, 5.0, prefix_cache_queries_total=150)
-    told = text.render(found.all)
-    assert "taken at 5.00 s of the session's 10.00 s" in told
-    assert told.splitlines()[-1] == "vLLM and the session agree."
+    shown = text.render(found.all)
+    assert "taken at 5.00 s of the session's 10.00 s" in shown
+    assert shown.splitlines()[-1] == "vLLM and the session agree."

@@ -16,7 +16,7 @@ from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.test_memory import RITUAL
 from tests.analysis.test_text import one_line
-from tests.plan.test_reality import CACHE, tell
+from tests.plan.test_reality import CACHE, record
 from tests.plan.truth import CONFIGS
 
 LLAMA = CONFIGS / "llama-3.1-8b.json"
@@ -142,7 +142,9 @@ def test_json() -> None:
 
 
 def test_a_session_in_words(session: SessionBuilder) -> None:
-    tell(session, RITUAL, cache={**CACHE, "blocks": 1000, "tokens": 16_000, "max_concurrency": 2.0})
+    record(
+        session, RITUAL, cache={**CACHE, "blocks": 1000, "tokens": 16_000, "max_concurrency": 2.0}
+    )
     said = one_line(printed(LLAMA, "--session", session.folder, "--weights", "16GiB"))
     assert f"Beside session {session.folder.name}" in said
     assert "Blocks 28,672 1,000 -96.51 %" in said

@@ -12,7 +12,7 @@ from typing import Any
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.test_memory import RITUAL
-from tests.plan.test_reality import tell
+from tests.plan.test_reality import record
 from tests.plan.truth import CONFIGS
 
 DOCS = (Path(__file__).parent.parent.parent / "docs" / "plan.md").read_text()
@@ -31,7 +31,7 @@ def keys(value: Any) -> Iterator[str]:
 
 
 def test_every_key_is_documented(session: SessionBuilder) -> None:
-    tell(session, RITUAL)
+    record(session, RITUAL)
     arguments = ("--session", session.folder, "--average-len", 100, "--without-vllm", "--json")
     ended = invoke("plan", CONFIGS / "llama-3.1-8b.json", *arguments)
     documented = set(re.findall(r"\w+", DOCS.partition("## JSON")[2]))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis import open_session
-from analysis.plan import config, plan, platforms, reality
+from analysis.plan import config, plan, platforms, reality, recorded
 from analysis.plan.platforms import AMX_CPU, BASIC_CPU, BF16_CPU, GPU, Platform
 from analysis.plan.reality import Reality
 from analysis.plan.settings import Settings
@@ -88,7 +88,7 @@ def beside(
     groups = [{"kind": kind, "block_size": size, "bytes_per_block": size * 16384} for kind in kinds]
     set_up(session, device=device, cache=cache, groups=groups)
     opened = open_session(session.folder)
-    settings = replace(reality.settings_of(opened), **changes)
+    settings = replace(recorded.settings_of(opened), **changes)
     return reality.against(opened, JAMBA, settings)
 
 

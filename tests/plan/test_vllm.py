@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from analysis import open_session
-from analysis.plan import Plan, group, plan, platforms, reality
+from analysis.plan import Plan, group, plan, platforms, reality, recorded
 from analysis.plan.capacity import lay_out
 from analysis.plan.model import Attention
 from analysis.plan.weights import measure
@@ -60,21 +60,21 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_pool_is_vllms(case: Case, truth: dict[str, Any]) -> None:
-    told = truth[str(case)]
-    assert_equal(plan(model_of(case), settings_of(case)), told)
+    expected = truth[str(case)]
+    assert_equal(plan(model_of(case), settings_of(case)), expected)
 
 
-def assert_equal(planned: Plan, told: dict[str, Any]) -> None:
+def assert_equal(planned: Plan, expected: dict[str, Any]) -> None:
     assert planned.pool is not None
-    assert planned.pool.blocks == told["blocks"]
-    assert planned.pool.tokens == told["tokens"]
-    assert planned.pool.max_concurrency == told["concurrency"]
-    assert planned.max_model_len == told["max_model_len"]
+    assert planned.pool.blocks == expected["blocks"]
+    assert planned.pool.tokens == expected["tokens"]
+    assert planned.pool.max_concurrency == expected["concurrency"]
+    assert planned.max_model_len == expected["max_model_len"]
     assert [
         (one.kind, one.layers, one.block_size, one.page_bytes) for one in planned.layout.groups
     ] == [
         (KINDS[one["kind"]], one["layers"], one["block_size"], one["page_bytes"])
-        for one in told["groups"]
+        for one in expected["groups"]
     ]
 
 
@@ -82,19 +82,19 @@ def assert_equal(planned: Plan, told: dict[str, Any]) -> None:
 def test_a_session_of_a_cpu(case: Case, truth: dict[str, Any], session: SessionBuilder) -> None:
     """On any machine it is planned as on the processor that its engine had, with other blocks
     than those that the engine made, too."""
-    told = truth[str(case)]
-    session.metadata(**told["recorded"])
+    expected = truth[str(case)]
+    session.metadata(**expected["recorded"])
     opened = open_session(session.folder)
-    settings, model = reality.settings_of(opened), model_of(case)
+    settings, model = recorded.settings_of(opened), model_of(case)
     found = reality.against(opened, model, settings)
     assert found.plan.settings.platform.device == "CPU"
-    assert_equal(found.plan, told)
+    assert_equal(found.plan, expected)
     # The session has a few digits of the sequences at once.
     assert [one.difference for one in found.figures] == [pytest.approx(0, abs=1e-5)] * 3
     (note,) = found.notes
-    assert note.startswith("The session tells no memory")
+    assert note.startswith("The session records no memory")
     other = replace(settings, block_size=case.block_size, kv_bytes=MEMORY)
-    assert_equal(plan(model, other), told)
+    assert_equal(plan(model, other), expected)
 
 
 def test_the_processor_here(truth: dict[str, Any]) -> None:

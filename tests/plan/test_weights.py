@@ -93,7 +93,7 @@ def test_quantized_weights_are_estimated_by_their_width() -> None:
     assert weights.total_bytes == model.parameters.total + ends
 
 
-def test_a_quantization_of_unknown_width_tells_nothing() -> None:
+def test_a_quantization_of_unknown_width_has_no_estimate() -> None:
     entries = json.loads((CONFIGS / "llama-3.1-8b.json").read_text())
     model = config.model({**entries, "quantization_config": {"quant_method": "new"}}, "config.json")
     assert measure(model, Settings(), None) is None
@@ -123,7 +123,7 @@ def header(text: bytes) -> bytes:
     ],
     ids=["empty", "short", "too long", "no JSON", "backwards", "without an end", "nested"],
 )
-def test_a_damaged_file_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(RuleError, match=r"model\.safetensors is damaged"):
         found(tmp_path)

@@ -274,7 +274,7 @@ def _measure(case: Case) -> dict[str, Any]:
 
 
 def _recorded(config: Any, cache: Any, tokens: int, concurrency: float) -> dict[str, Any]:
-    """What the hooks tell of an engine that serves it."""
+    """What the hooks record of an engine that serves it."""
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.structured_output import StructuredOutputManager

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import TextIO
 
-from analysis.engine_metrics import Part, Reconciliation, Row
+from analysis.engine_metrics import Explanation, Reconciliation, Row
 from analysis.renderers.text.layout import Line, note, section, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.wording.formats import counted, duration
@@ -65,7 +65,7 @@ def _row(row: Row) -> Iterator[Line]:
         yield from wrapped("    ", row.note, "", "label")
 
 
-def _amount(part: Part, unit: str) -> str:
+def _amount(part: Explanation, unit: str) -> str:
     if part.least == part.most:
         return _signed(part.least, unit)
     if math.isinf(part.most):

@@ -8,9 +8,10 @@ from typing import TextIO
 
 from analysis.plan import Plan
 from analysis.plan.capacity import ByBlockSize, ByUtilization, Length
+from analysis.plan.differences import Figure
 from analysis.plan.explain import Step
 from analysis.plan.groups import Group
-from analysis.plan.reality import Figure, Reality
+from analysis.plan.reality import Reality
 from analysis.renderers.text.layout import Line, note, row, section, table, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.wording.formats import byte_size, counted, percent, share

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One session's answers, with each table gone through as seldom as possible.
+"""All answers of one session, with each large table read once.
 
 ``measure`` is the list of passes, in order. A pass is a function: its arguments are what it needs,
-its result is what it gives. There may be millions of rows between two passes, so each frame goes
-as soon as the last pass has used it: what one pass alone needs goes when it returns, and what
-several need is deleted in ``measure``.
+and its result is what it gives. Some frames have millions of rows, so each of them is freed as soon
+as possible: at the end of the only pass that needs it, or by a ``del`` or a new value in
+``measure`` after the last pass that does.
 
-========= ======================== =======================================================
-pass      goes through             lets go of, at its end
-========= ======================== =======================================================
+========= ======================== =====================================================
+pass      reads                    is the last one to need
+========= ======================== =====================================================
 requests  requests.jsonl
 steps     scheduler_steps.csv      the pools' states
-contents                           the contents of every request's blocks
-evictions kv_cache_evictions.csv   the lifetime of every evicted block
+contents                           a row for each block of each request
+evictions kv_cache_evictions.csv   the lifetime of each evicted block
 blocks    kv_cache_allocations.csv
-misses                             the evictions of contents that were missed
-regrets                            all about a missed block but its reason
-graphs    cuda_graph_*.csv         every capture, and every kind of execution
-========= ======================== =======================================================
+misses                             the evictions of missed contents
+regrets                            the evictions that led to a miss, and these misses
+graphs    cuda_graph_*.csv         a row for each capture and for each kind of execution
+========= ======================== =====================================================
 
-Small tables are read by the modules that answer for them.
+Other modules read the small tables that they need by themselves.
 """
 
 from __future__ import annotations
@@ -90,20 +90,20 @@ from analysis.tables.session import Session
 
 
 def measure(session: Session) -> Summary:
-    """Everything that the session's tables say, without a judgement on it: no advice.
+    """Everything that the session's tables show, without a judgement on it: no advice.
 
     Raises:
         SessionError: a table cannot be read, or a line of it is malformed.
 
     """
-    # What needs no table goes beside reading the next one: Polars lets go of the GIL.
+    # Work that needs no table runs beside reading the next one: Polars releases the GIL.
     with ThreadPoolExecutor(1) as beside:
         known = facts.read(session)
         used = usage.measure(session)
         asked = _requests(session)
         prompt_families = beside.submit(asked.families.result, session, known)
         stepped = _steps(session, known, used)
-        # Of small tables, while contents are compared.
+        # These read small tables while the main thread compares contents.
         hits = beside.submit(prefix_cache.measure, session)
         admitted = beside.submit(admission.measure, session, known, used, stepped.preempting)
         fragmented = beside.submit(fragmentation.measure, session, known, used)
@@ -178,7 +178,7 @@ def _go_through(
     all_rows: Iterable[_Tally],
     after_warm_up: Iterable[_Tally],
 ) -> None:
-    """Show every row of a table to some tallies, and those after the warm-up to others."""
+    """Show all rows of a table to some tallies, and those after the warm-up to others."""
     for batch in session.batches(table, list(dict.fromkeys(columns)), history=True):
         for tally in all_rows:
             tally.add(batch)
@@ -190,12 +190,12 @@ def _go_through(
 @dataclass(frozen=True)
 class _Requests:
     prompts: Prompts
-    """With a row for every block of every request."""
+    """With a row for each block of each request."""
     families: FamilyTally
 
 
 def _requests(session: Session) -> _Requests:
-    """What requests asked for in the warm-up explains what they found after it."""
+    """Prompts of the warm-up explain what later requests found."""
     prompted, begun = PromptTally(), FamilyTally()
     _go_through(
         session,
@@ -212,13 +212,13 @@ class _Steps:
     waiting: Waiting
     scheduling: Scheduling
     holders: HolderTally
-    """It has seen no allocation yet."""
+    """Without any allocation so far."""
     decodes: DecodeStepTally
     preempting: StepTally
 
 
 def _steps(session: Session, known: Facts, used: Usage) -> _Steps:
-    """All that needs the pools' states. Lookups in the warm-up tell who waited after it."""
+    """All that needs the pools' states. Lookups of the warm-up show which requests waited later."""
     pools = pressure.states(session)
     waited, scheduled = WaitingTally(session, known, used, pools), SchedulingTally(session, pools)
     decodes, preempting = DecodeStepTally(), StepTally(session.begin_sec)
@@ -246,12 +246,12 @@ def _steps(session: Session, known: Facts, used: Usage) -> _Steps:
 @dataclass(frozen=True)
 class _Contents:
     prompts: Prompts
-    """Without their contents."""
+    """Without a row for each block."""
     stretches: pl.DataFrame
 
 
 def _contents(asked: Prompts) -> tuple[_Contents, pl.DataFrame]:
-    """Compare the contents of all requests. It gives the missed blocks, too."""
+    """Compare the contents of all requests. It gives the missed blocks as well."""
     common = stretches.in_common(asked)
     return _Contents(asked.without_contents(), common), misses.missed_blocks(asked, common)
 
@@ -276,7 +276,7 @@ class _Evictions:
 
 
 def _evictions(session: Session, wanted: pl.Series, preempted: pl.DataFrame) -> _Evictions:
-    """The largest table. What was lost in the warm-up explains misses after it."""
+    """Evictions of the warm-up explain later misses."""
     lost, lived = LossTally(wanted), LifetimeTally()
     evicted, taken = EvictionTally(session.begin_sec), TakerTally(preempted)
     _go_through(
@@ -303,7 +303,7 @@ class _Blocks:
 
 
 def _blocks(session: Session, ran: pl.DataFrame, held: HolderTally) -> _Blocks:
-    """Which blocks moved. What requests got in the warm-up they may hold after it."""
+    """Requests may hold blocks long after the warm-up in which they got them."""
     moved, handed_out = AllocationTally(), HandedOutTally()
     paid = RentTally(ran, session.begin_sec, session.end_sec)
     _go_through(
@@ -319,8 +319,7 @@ def _blocks(session: Session, ran: pl.DataFrame, held: HolderTally) -> _Blocks:
 def _misses(
     known: Facts, contents: _Contents, missed: pl.DataFrame, lost: LossTally
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The missed blocks with their reasons, and all about those that evictions were the reason
-    of."""
+    """The missed blocks with their reasons, and those that were missed because of an eviction."""
     classified = misses.classify(
         missed,
         contents.prompts,
@@ -348,7 +347,7 @@ def _regrets(
     regretted: pl.DataFrame,
     evicted: EvictionTally,
 ) -> _Regrets:
-    """Which evictions were a loss, and who caused them."""
+    """Which evictions were a loss, and which requests caused them."""
     return _Regrets(
         evicted.result(session, known, used, regretted),
         blame.measure(
@@ -366,7 +365,7 @@ class _Graphs:
 
 
 def _graphs(session: Session, known: Facts, decodes: DecodeStepTally) -> _Graphs:
-    """The tables of CUDA graphs, and that of GPU memory, which graphs take some of."""
+    """CUDA graphs, and the GPU's memory, of which they take some."""
     captured, ran = captures.read(session), executions.read(session)
     use = cuda_graphs.measure(session, ran, captures.sizes(captured))
     held = memory.measure(session, known)

@@ -37,9 +37,12 @@ Confidence = Literal["high", "medium", "low"]
 
 @dataclass(frozen=True)
 class About:
-    """Which session, and how far it goes. ``duration_sec``: from its beginning to the last event
-    that is in its tables; what came before ``begin_sec`` is left out of every figure but the
-    cost, as warm-up; ``note``: what is special about one that is not complete."""
+    """Which session it is, and how far it goes.
+
+    ``note``: one sentence where the session is not complete. ``duration_sec``: from its beginning
+    to the last event in its tables. ``begin_sec``: the end of the warm-up, which all figures but
+    the cost leave out.
+    """
 
     directory: str
     session_id: str
@@ -55,11 +58,11 @@ class About:
 class Advice:
     """One thing to change.
 
-    ``about``: what it moves; no two pieces of advice move the same. ``says``: what to do;
+    ``about``: what it changes; no two pieces of advice change the same. ``says``: what to do.
     ``flag`` and ``value``: as ``vllm serve`` takes them, None where no flag does it.
-    ``evidence``: what in this session speaks for it. ``expect``: what it should bring, and what
-    it may cost. ``confidence``: ``high`` where the figures alone decide, ``medium`` where the
-    load may answer to the change, ``low`` where it is one explanation among others.
+    ``evidence``: what in this session speaks for it. ``expect``: what it should bring, and what it
+    may cost. ``confidence``: ``high`` where the figures alone decide, ``medium`` where the load may
+    react to the change, ``low`` where it is one explanation among others.
     """
 
     about: str
@@ -73,7 +76,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``analysis.summarize`` finds. Each part documents its figures and their units."""
+    """What ``analysis.summarize`` returns. Each part documents its figures and their units."""
 
     session: About
     warnings: tuple[str, ...]

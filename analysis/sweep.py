@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What did each setting of a sweep come to, and is one of them the best?
+"""What were the results of each setting of a sweep, and is one of them the best?
 
-Read from the folder that ``profilemate sweep`` writes. A setting is called the best only where
-its worst repeat is better than every repeat of every other setting. With one repeat nothing is:
-how much two runs of the same differ is not known then.
+They come from the folder that ``profilemate sweep`` writes. A setting is the best only if its worst
+run is better than every run of every other setting. With one run of each no setting is: it is not
+known by how much two runs of the same setting differ.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ VERSION = 1
 State = Literal["done", "failed", "timed out"]
 
 RANKED = ("output_tokens_per_sec", "total_tokens_per_sec", "requests_per_sec")
-"""What settings are ranked by: the first of these that every run has."""
+"""Settings are ranked by the first of these figures that every run has."""
 
 BUSY = 0.25
-"""From this share of the machine's cores on, what others did on them is told."""
+"""Notes mention other processes that kept more than this share of the machine's cores busy."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that runs are compared by. ``says``: what it is. ``unit``: as in
-    ``analysis.judgement.measures``; ``heading``: a word or two, for tables."""
+    """A figure by which runs are compared. ``unit``: as in ``analysis.judgement.measures``.
+    ``heading``: a word or two, for tables. ``says``: what it is, in a sentence."""
 
     name: str
     unit: str
@@ -58,7 +58,7 @@ FIGURES = (
     Figure("kv_tokens", "tokens", "KV tokens", "Tokens that the KV cache has room for."),
     Figure("waste", "share", "waste", "Slots of held blocks without a token, as requests end."),
     Figure("hit_rate", "share", "hits", "Prompt tokens found in the prefix cache."),
-    Figure("preemptions", "times", "preempt.", "Running requests that were thrown out."),
+    Figure("preemptions", "times", "preempt.", "How often a running request was preempted."),
     Figure("evictions", "blocks", "evicted", "Cached blocks that lost their content."),
     Figure("usage_peak_pct", "%", "peak use", "The highest usage of the KV cache."),
     Figure("gpu_memory_bytes", "bytes", "GPU mem.", "The most memory in use on a GPU."),
@@ -74,7 +74,7 @@ _BY_NAME = {figure.name: figure for figure in FIGURES}
 
 @dataclass(frozen=True)
 class Repeated:
-    """A figure over the repeats that have it: the median, the least, the most, and how many."""
+    """A figure over ``count`` runs of a setting: its median, its least and its most."""
 
     median: float
     least: float
@@ -84,10 +84,10 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Run:
-    """One run. ``settings``: None for one of the baseline. ``why``: why it failed, else None.
-    ``log``: where its output is. ``session``: its session's folder. ``source``: where its figures
-    by the second are from: the benchmark's ``output``, its ``json``, or the ``session``.
-    ``others_cores``: of the machine's ``cores``, how many other processes kept busy meanwhile."""
+    """One run. ``settings``: None for a run of the baseline. ``why``: why it failed, else None.
+    ``log``: the file with its output. ``session``: its session's folder. ``source``: where its
+    rates are from: the benchmark's ``output``, its ``json``, or the ``session``. ``others_cores``:
+    how many of the machine's ``cores`` other processes kept busy meanwhile."""
 
     settings: Mapping[str, str] | None
     repeat: int
@@ -109,9 +109,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Combination:
-    """One combination of settings over its repeats. ``done`` and ``failed`` runs; ``why`` the last
-    one of these failed, and where its ``log`` is. ``speed_up``: the ranked figure's median by the
-    baseline's. ``best``: whether it is, ``close``: whether the spread leaves it open."""
+    """One combination of settings over its runs. ``done`` and ``failed``: how many. ``why`` and
+    ``log``: of the last one that failed. ``speed_up``: the median of the ranked figure by that of
+    the baseline. ``best``: whether it is the best; ``close``: whether it may be, as far as the
+    spread of the runs shows."""
 
     settings: Mapping[str, str]
     done: int
@@ -126,9 +127,9 @@ class Combination:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The Hugging Face baseline. ``batch_size``: prompts that it generates for at a time.
-    ``why``: why there are no figures. ``same_prompts``: whether each of its prompts' lengths is
-    found among those of the runs' requests; None where that is not known."""
+    """The Hugging Face baseline. ``batch_size``: prompts in a batch. ``why``: why its last run
+    failed. ``same_prompts``: whether the runs have a request as long as each of its prompts; None
+    where that is not known."""
 
     kind: str
     batch_size: int | None
@@ -142,10 +143,10 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Sweep:
-    """``ranked``: the figure that settings are ranked by, None where no run has one. ``no_best``:
-    why none is called the best; None where one is. ``unfinished``: runs that are still to do.
-    ``doubts``: why the runs cannot be compared, and ``notes``: what else is to be known of them,
-    in sentences."""
+    """``ranked``: the figure by which settings are ranked, None where no run has one. ``no_best``:
+    why no setting is the best, None where one is. ``unfinished``: runs that are still to do.
+    ``doubts``: why the runs cannot be compared. ``notes``: what else there is to know. Both are
+    sentences."""
 
     directory: str
     command: tuple[str, ...]
@@ -161,15 +162,15 @@ class Sweep:
 
 
 def figure(name: str) -> Figure:
-    """The figure of this name."""
+    """The figure with this name."""
     return _BY_NAME[name]
 
 
 def read(directory: Path) -> Sweep:
-    """What the sweep in this folder came to, as far as it went.
+    """The results of the sweep in this folder, as far as it went.
 
     Raises:
-        SessionError: there is none, or it cannot be read.
+        SessionError: there is no sweep, or it cannot be read.
 
     """
     plan = _json(directory / PLAN_FILE)
@@ -180,19 +181,21 @@ def read(directory: Path) -> Sweep:
         )
     combinations = [dict(each) for each in listed(plan.get("combinations"))]
     repeats = whole(plan.get("repeats")) or 1
-    told = part(plan, "baseline")
+    planned = part(plan, "baseline")
     results = [(path, _json(path)) for path in sorted(directory.glob(f"*/{RESULT_FILE}"))]
-    runs = tuple(_run(path.parent, told) for path, told in results)
+    runs = tuple(_run(path.parent, result) for path, result in results)
     tried = [run for run in runs if run.settings is not None]
     compared = [run for run in runs if run.state == "done"]
     ranked = _ranked(compared)
     same = _same_prompts([result for _, result in results])
-    base = _baseline(told, [run for run in runs if run.settings is None], same) if told else None
+    base = (
+        _baseline(planned, [run for run in runs if run.settings is None], same) if planned else None
+    )
     against = base.figures.get(ranked) if base and ranked else None
     found = [_combination(each, tried, ranked, against) for each in combinations]
     doubts = tuple(_doubts([run for run in compared if run.settings is not None]))
     best, no_best = _best(found, ranked, doubts)
-    wanted = repeats * (len(combinations) + bool(told))
+    wanted = repeats * (len(combinations) + bool(planned))
     return Sweep(
         directory=str(directory.absolute()),
         command=tuple(str(word) for word in listed(plan.get("command"))),
@@ -208,32 +211,32 @@ def read(directory: Path) -> Sweep:
     )
 
 
-def _run(folder: Path, told: Mapping[str, Any]) -> Run:
-    settings = told.get("settings")
-    session = text(told.get("session"))
-    counts = _numbers(part(told, "requests"))
+def _run(folder: Path, result: Mapping[str, Any]) -> Run:
+    settings = result.get("settings")
+    session = text(result.get("session"))
+    counts = _numbers(part(result, "requests"))
     return Run(
         settings=settings if isinstance(settings, Mapping) else None,
-        repeat=whole(told.get("repeat")) or 1,
-        state=_state(told.get("state")),
-        why=text(told.get("why")),
-        exit_code=told.get("exit_code") if isinstance(told.get("exit_code"), int) else None,
-        seconds=number(told.get("seconds")),
-        log=str((folder / str(told.get("log"))).absolute()),
+        repeat=whole(result.get("repeat")) or 1,
+        state=_state(result.get("state")),
+        why=text(result.get("why")),
+        exit_code=result.get("exit_code") if isinstance(result.get("exit_code"), int) else None,
+        seconds=number(result.get("seconds")),
+        log=str((folder / str(result.get("log"))).absolute()),
         session=session and str((folder / "sessions" / session).absolute()),
-        source=text(told.get("source")),
-        figures=_numbers(part(told, "figures")),
+        source=text(result.get("source")),
+        figures=_numbers(part(result, "figures")),
         requests={name: int(value) for name, value in counts.items()},
-        versions={name: str(value) for name, value in part(told, "versions").items()},
-        device=text(told.get("device")),
-        cores=whole(told.get("cores")),
-        others_cores=number(told.get("others_cores")),
-        notes=tuple(str(note) for note in listed(told.get("notes"))),
+        versions={name: str(value) for name, value in part(result, "versions").items()},
+        device=text(result.get("device")),
+        cores=whole(result.get("cores")),
+        others_cores=number(result.get("others_cores")),
+        notes=tuple(str(note) for note in listed(result.get("notes"))),
     )
 
 
 def _same_prompts(results: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Whether every run has, for each prompt of the baseline, a request of its length."""
+    """Whether every run has a request as long as each prompt of the baseline."""
     done = [result for result in results if result.get("state") == "done"]
     lengths = [
         (result.get("settings") is None, Counter(_numbers(part(result, "input_lengths"))))
@@ -246,28 +249,28 @@ def _same_prompts(results: Sequence[Mapping[str, Any]]) -> bool | None:
     return all(ours <= theirs for ours in drawn for theirs in asked)
 
 
-def _state(told: Any) -> State:
-    if told == "done":
+def _state(value: Any) -> State:
+    if value == "done":
         return "done"
-    return "timed out" if told == "timed out" else "failed"
+    return "timed out" if value == "timed out" else "failed"
 
 
-def _numbers(told: Mapping[str, Any]) -> dict[str, float]:
-    read = {name: number(value) for name, value in told.items()}
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    read = {name: number(value) for name, value in values.items()}
     return {name: value for name, value in read.items() if value is not None}
 
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        told = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise SessionError(f"no sweep in {path.parent}: {path.name} is not there") from None
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or "it is not JSON"
         raise SessionError(f"cannot read {path}: {why}") from None
-    if not isinstance(told, Mapping):
+    if not isinstance(content, Mapping):
         raise SessionError(f"cannot read {path}: it is not a JSON object")
-    return told
+    return content
 
 
 def _ranked(runs: Sequence[Run]) -> str | None:
@@ -314,12 +317,12 @@ def _combination(
     )
 
 
-def _baseline(told: Mapping[str, Any], runs: Sequence[Run], same: bool | None) -> Baseline:
+def _baseline(planned: Mapping[str, Any], runs: Sequence[Run], same: bool | None) -> Baseline:
     done = [run for run in runs if run.state == "done"]
     failed = [run for run in runs if run.state != "done"]
     return Baseline(
-        kind=str(told.get("kind")),
-        batch_size=whole(told.get("batch_size")),
+        kind=str(planned.get("kind")),
+        batch_size=whole(planned.get("batch_size")),
         done=len(done),
         failed=len(failed),
         why=failed[-1].why if failed else None,
@@ -332,7 +335,7 @@ def _baseline(told: Mapping[str, Any], runs: Sequence[Run], same: bool | None) -
 def _best(
     found: Sequence[Combination], ranked: str | None, doubts: Sequence[str]
 ) -> tuple[int | None, str | None]:
-    """Which combination is the best, or why none is called so."""
+    """The place of the best combination, or why none is the best."""
     if ranked is None:
         return None, "no figure is known of every run"
     rivals = [place for place, each in enumerate(found) if ranked in each.figures]
@@ -342,8 +345,7 @@ def _best(
         return None, "the runs cannot be compared"
     if any(found[place].figures[ranked].count < 2 for place in rivals):
         return None, (
-            "with one repeat of a setting, a difference cannot be told from chance: --repeat 3 "
-            "makes three of each"
+            "with one run of a setting, a difference may be chance: --repeat 3 makes three of each"
         )
     first = max(rivals, key=lambda place: found[place].figures[ranked].least)
     worst = found[first].figures[ranked].least
@@ -355,7 +357,7 @@ def _best(
 def _marked(
     found: Sequence[Combination], best: int | None, ranked: str | None
 ) -> Iterator[Combination]:
-    """The combinations with what was found of the best, or of those that it may be."""
+    """The combinations; the best one is marked, or those that it may be."""
     known = [each.figures[ranked] for each in found if ranked in each.figures] if ranked else []
     least = max((figure.least for figure in known), default=0.0)
     repeated = all(figure.count > 1 for figure in known)
@@ -370,7 +372,7 @@ def _marked(
 
 
 def _doubts(runs: Sequence[Run]) -> Iterator[str]:
-    """Why runs that were done cannot be compared."""
+    """Why finished runs cannot be compared."""
     sources = sorted({run.source or "nowhere" for run in runs})
     if len(sources) > 1:
         yield f"Tokens a second are from {' and '.join(sources)}, which are not the same figure."
@@ -398,5 +400,5 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
             f"{most.cores}. Speeds are lower and differ more than on an idle one."
         )
     for note in dict.fromkeys(note for run in runs for note in run.notes):
-        told = sum(note in run.notes for run in runs)
-        yield f"{note} ({told} of {len(runs)} runs)"
+        count = sum(note in run.notes for run in runs)
+        yield f"{note} ({count} of {len(runs)} runs)"

@@ -33,7 +33,7 @@ def say(line: str) -> None:
 
 
 def say_once(key: str, line: str) -> None:
-    """Write the line unless this process, or the one that it is a fork of, has used the key."""
+    """Write the line unless this process, or its parent before a fork, has used the key."""
     mine = object()
     # setdefault lets one of several threads win, without a lock that a fork could leave taken.
     if _said.setdefault(key, mine) is mine:

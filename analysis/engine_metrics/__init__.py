@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do vLLM's own metrics and the session say the same, and where they do not, why?
+"""Do vLLM's own metrics and the session agree, and if not, why?
 
-``page`` reads what vLLM's ``/metrics`` says, ``beside`` holds it against the session's tables.
+``page`` reads a page of vLLM's ``/metrics``, and ``beside`` compares it with the session's tables.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each of vLLM's figures beside the session's, and the parts that their difference has.
+"""How does each of vLLM's figures differ from the session's, and why?
 
-A part is something that one of the two counts and the other does not. Its amount is what has to
-be added to the session's figure because of it, and is computed from the tables: exactly, or as a
-range where they do not tell. What is left of the difference is unexplained. The parts are
+A part of the difference is something that only one of the two counts. Its amount is what it adds to
+the session's figure. The tables give it exactly, or as a range. What is left of the difference is
+unexplained. The parts are
 
-* what came after the page was taken, and what was under way then: vLLM counts a step when its
-  results arrive, so its last steps are a range;
+* events after the page was taken, and steps that were under way then: vLLM counts a step when its
+  results arrive, so the last steps are a range;
 * lookups that vLLM counts more than once (``analysis.prefix.prefix_cache`` has the rules of its
   releases);
-* what vLLM counts of a request only once it has a token, and what the API server ends itself;
-* for the histograms of blocks: the sample, and blocks that were handed out anew without content.
+* prompts, which vLLM counts only once the request has a token, and requests that the API server
+  ends itself;
+* for the histograms of blocks: the sample, and blocks without content that were allocated again.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from analysis.tables.session import Session
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """``scraped_sec``: when the page was taken, in seconds since the session began; None where it
+    """``scraped_sec``: when the page was taken, in seconds since the session began; None where that
     was after the session's end, or is not known. ``session_end_sec``: how far the session goes.
-    ``doubts``: why the page may not be this session's, in sentences. ``missing``: metrics that
+    ``doubts``: sentences that say why the page may be of another session. ``missing``: metrics that
     the page lacks. ``agrees``: no row is unexplained."""
 
     session_id: str
@@ -46,13 +47,13 @@ class Reconciliation:
 
 
 def reconcile(session: Session, page: Page) -> Reconciliation:
-    """Hold a page of vLLM's metrics against the session.
+    """Compare a page of vLLM's metrics with the session.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    # vLLM counts from its start on.
+    # vLLM counts from its start on, so there is no warm-up.
     session = replace(session, begin_sec=0.0)
     facts = read_facts(session)
     at = moment(session, page)

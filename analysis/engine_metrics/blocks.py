@@ -16,7 +16,7 @@ from analysis.tables.metadata import listed
 from analysis.tables.session import Session
 
 SAMPLE = 0.01
-"""Of its blocks, what ``--kv-cache-metrics`` follows unless it is told otherwise."""
+"""The share of its blocks that ``--kv-cache-metrics`` samples by default."""
 
 
 def rows(page: Page, seen: Seen, facts: Facts) -> Iterator[Row]:
@@ -81,7 +81,7 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
             resets=(event == "reset").sum(),
         ),
     ).row(0, named=True)
-    # A reset is not seen by the histogram.
+    # The histogram does not see a reset.
     evicted = seen.session.collect(
         "kv_cache_evictions",
         lambda rows: rows.filter(pl.col("reason").cast(pl.String) != "reset").select(
@@ -103,7 +103,7 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
             .select(pl.col("used", "total").sum())
         ),
     ).row(0, named=True)
-    # A block that was never handed out before, or not since a reset, has no life to tell of.
+    # The histogram has no lifetime of a block that is allocated for the first time since a reset.
     fresh_most = min(allocated["blocks"], pools["total"] * (1 + allocated["resets"]))
     anew_least = max(0, allocated["blocks"] - fresh_most - evicted["counted"])
     anew_most = max(0, allocated["blocks"] - pools["used"] - evicted["counted"])
@@ -121,7 +121,7 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
         [
             exact("blocks that were evicted after the page was taken", -float(later)),
             within(
-                "blocks that were handed out right before it, if not yet counted",
+                "blocks that were allocated right before it, if not yet counted",
                 -float(allocated["recent"]),
                 0.0,
             ),
@@ -131,7 +131,7 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
                 -(1 - rate) * evicted["counted"] + error,
             ),
             within(
-                "blocks without content that were handed out anew: the histogram takes them for "
+                "blocks without content that were allocated again: the histogram takes them for "
                 "evicted",
                 rate * anew_least,
                 rate * anew_most,
@@ -154,7 +154,7 @@ def _blocks(page: Page, seen: Seen) -> Iterator[Row]:
 
 
 def _mean(vllm: float, session: float | None, anew: int, name: str, rate: float) -> Iterator[Row]:
-    """A mean of the histogram: of other blocks than the session's, so there is no difference."""
+    """A mean of the histogram. It is one of other blocks, so it has no difference."""
     mixed = f"has up to {anew:,} blocks without content in it" if anew else ""
     sample = f"is of a sample of {100 * rate:g} %" if rate < 1 else ""
     others = " and ".join(filter(None, [mixed, sample]))
@@ -173,20 +173,20 @@ def _mean(vllm: float, session: float | None, anew: int, name: str, rate: float)
 
 
 def _error(blocks: float, rate: float) -> float:
-    """Two standard errors of how many of so many blocks a sample has."""
+    """Two standard errors of the number of blocks in a sample of so many."""
     return 2 * math.sqrt(blocks * rate * (1 - rate))
 
 
 def _sample_rate(session: Session) -> float:
-    """What ``--kv-cache-metrics-sample`` was, by the command line."""
+    """The value of ``--kv-cache-metrics-sample`` on the command line, or its default."""
     words = [str(word).replace("_", "-") for word in listed(session.metadata.get("argv"))]
-    told = None
+    given = None
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag == "--kv-cache-metrics-sample":
-            told = value if equals else next(iter(words[at + 1 : at + 2]), None)
+            given = value if equals else next(iter(words[at + 1 : at + 2]), None)
     try:
-        rate = float(told) if told is not None else SAMPLE
+        rate = float(given) if given is not None else SAMPLE
     except ValueError:
         return SAMPLE
     return rate if 0 < rate <= 1 else SAMPLE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of vLLM's figures beside the session's, and the parts that their difference has."""
+"""One of vLLM's figures beside the session's, and the parts of their difference."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Part:
-    """A reason for a difference: what it is, and from ``least`` to ``most`` what it adds to the
-    session's figure. Both are the same where that is exact."""
+    """A reason for a difference. It adds ``least`` to ``most`` to the session's figure; both are
+    the same where the amount is exact."""
 
     says: str
     least: float
@@ -25,10 +25,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """One of vLLM's figures. ``metric``: its name; ``unit``: what it counts. ``vllm``: its value,
-    over all engines, None where the page has no number. ``session``: of the whole session.
-    ``difference``: vLLM's less the session's, of which ``unexplained`` is left when the parts are
-    taken away. ``note``: what else there is to know of the figure."""
+    """One of vLLM's figures. ``metric``: its name. ``unit``: what it counts. ``vllm``: its value
+    over all engines, None where the page has no number. ``session``: that of the whole session.
+    ``difference``: vLLM's less the session's. ``unexplained``: what is left of it without the
+    parts. ``note``: what else there is to know about the figure."""
 
     metric: str
     unit: str
@@ -47,7 +47,7 @@ def exact(says: str, amount: float) -> Part:
 
 
 def within(says: str, least: float, most: float) -> Part:
-    """A part of which the tables tell only between what it lies."""
+    """A part whose amount is known only as a range."""
     return Part(says, least, most)
 
 
@@ -59,7 +59,7 @@ def row(
     parts: Sequence[Part | None],
     note: str | None = None,
 ) -> Iterator[Row]:
-    """The figure beside the session's; none where the page does not have it."""
+    """The row of one figure; none where the page does not have the figure."""
     if vllm is None:
         return
     known = tuple(part for part in parts if part is not None and (part.least or part.most))
@@ -76,7 +76,7 @@ def row(
     rounding = _ROUNDING * max(1.0, abs(vllm), abs(session))
     certain = tuple(part for part in known if part.least == part.most)
     if abs(difference - sum(part.most for part in certain)) <= rounding:
-        # Then no range has any part in it.
+        # The exact parts explain all of it, so no range does.
         known = certain
     left = 0.0 if abs(left) <= rounding else left
     difference = 0.0 if abs(difference) <= rounding else difference

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does a page of vLLM's metrics say?
 
-It is text in Prometheus' format, read by prometheus_client's parser. Counters have ``_total`` at
-the end of their names there, histograms ``_count`` and ``_sum``.
+The page is text in Prometheus' format, which prometheus_client parses. Names of counters end in
+``_total`` there, those of histograms in ``_count`` and ``_sum``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VLLM = "vllm:"
 
 @dataclass(frozen=True)
 class Sample:
-    """A value, by its labels."""
+    """A value and its labels."""
 
     labels: Mapping[str, str]
     value: float
@@ -29,21 +29,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of metrics: samples by their names. ``source``: where it is from. ``scraped_at``:
-    when it was taken, in seconds since 1970; None where that is not known."""
+    """A page of metrics: ``samples`` by name. ``source``: where it is from. ``scraped_at``: when it
+    was taken, in seconds since 1970; None where that is not known."""
 
     source: str
     scraped_at: float | None
     samples: Mapping[str, tuple[Sample, ...]]
 
     def total(self, name: str, **labels: str) -> float | None:
-        """The sum of the samples of a counter, or of a histogram's count or sum, that have these
-        labels, over all engines; None where there is none."""
+        """The sum of the samples with this name and these labels, over all engines; None without
+        any. The name is that of a counter, or of a histogram's count or sum."""
         found = self._of(name, labels)
         return sum(sample.value for sample in found) if found else None
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        """The sums of the samples by the value of a label."""
+        """Sums of the samples with this name, by the value of a label."""
         sums: dict[str, float] = {}
         for sample in self.samples.get(name, ()):
             value = sample.labels.get(label, "")
@@ -51,7 +51,7 @@ class Page:
         return sums
 
     def label(self, name: str, label: str) -> str | None:
-        """A label of the first sample, which a metric is that only tells facts."""
+        """A label of the first sample: some metrics have nothing but facts in their labels."""
         return next((sample.labels.get(label) for sample in self.samples.get(name, ())), None)
 
     def _of(self, name: str, labels: Mapping[str, str]) -> list[Sample]:
@@ -66,7 +66,7 @@ def parse(text: str, source: str, scraped_at: float | None = None) -> Page:
     """Read a page of metrics.
 
     Raises:
-        SessionError: it is no such page, or none of vLLM's.
+        SessionError: the text is no such page, or has no metric of vLLM's.
 
     """
     # Nothing else of the analyzer needs it.

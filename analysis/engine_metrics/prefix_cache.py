@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens looked up in the prefix cache and found there, vLLM's counters and the session's."""
+"""Tokens looked up in the prefix cache and tokens found: vLLM's counters and the session's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(page: Page, seen: Seen, _: Facts) -> Iterator[Row]:
     closing = _measured(seen.closing())
     note = None
     if found.vllm.rule is None:
-        note = "which lookups are counted is not known of this release"
+        note = "it is not known which lookups this release counts"
     for name, field in (("queries", "query_tokens"), ("hits", "hit_tokens")):
         later = _counted(after, field)
         yield from row(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens, ends of requests and preemptions, vLLM's counters and the session's."""
+"""Tokens, ends of requests and preemptions: vLLM's counters and the session's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
         first_recent=pl.when(first.is_between(recent, cut)).then(inputs).otherwise(0),
         outputs=outputs,
         outputs_later=pl.when(first > cut).then(outputs).otherwise(0),
-        # What a request had by then is not told: one token at least, but for its last second.
+        # How many tokens a request had by then is not known: at least one.
         outputs_open=pl.when((first <= cut) & (end > recent)).then(outputs).otherwise(0),
         outputs_aborted=pl.when(aborted & (end <= recent)).then(outputs).otherwise(0),
     )
@@ -76,7 +76,7 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
         [
             exact("requests whose first token came after the page", -sums["outputs_later"]),
             within(
-                "requests that were being answered when it was taken: how far is not told",
+                "requests that were being answered when it was taken: how far is not known",
                 -sums["outputs_open"],
                 0.0,
             ),
@@ -91,7 +91,7 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
 
 
 def _running(seen: Seen) -> Iterator[Part]:
-    """Requests of a session that goes on, or was cut off, have no row before they end."""
+    """Requests that have not ended have no row: in a session that goes on, or was cut off."""
     if seen.session.state != "complete":
         yield within(
             "requests that had not ended when the session's tables were read: they have no row yet",

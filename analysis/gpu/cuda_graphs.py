@@ -257,7 +257,7 @@ def _absent(session: Session, setup: Setup, ran: pl.DataFrame, sizes: pl.DataFra
         since = " after the warm-up" if session.begin_sec else ""
         return f"Nothing was executed for a request{since}: {known}, and none has served one."
     if setup.device is None and not part(metadata, "cuda_graphs"):
-        return "Not recorded: this session does not tell on which device it ran."
+        return "Not recorded: this session does not say on which device it ran."
     if setup.device not in (None, "cuda"):
         where = "the CPU" if setup.device == "cpu" else ascii(setup.device)
         return f"There are none: the engine ran on {where}."

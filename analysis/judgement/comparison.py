@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between sessions: in their configuration, and in each measure?
+"""What differs between sessions, in their configuration and in each measure?
 
-The first session is the baseline. Whether a change is better or worse is said only where the two
-sessions can be compared: where they ran the same model on requests of the same size, and both
-are complete and long enough.
+The first session is the baseline. A change is better or worse only where two sessions can be
+compared: they ran the same model on requests of the same size, and both are complete and long
+enough.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -22,17 +22,17 @@ from analysis.summary import About, Summary
 from analysis.tables.session import Session
 
 ASKED = 0.01
-"""Requests and prompt tokens of two sessions may differ by this share, as windows cut them."""
+"""Requests and prompt tokens of two sessions may differ by this share: a window cuts some off."""
 ANSWERED = 0.05
-"""Generated tokens may differ by this share: sampled answers are not all of the same length."""
+"""Generated tokens may differ by this share: sampled answers differ in length."""
 SHORTEST_SEC = 10.0
 FEWEST_REQUESTS = 20
-"""Of fewer values, the 95th percentile is little else than the largest."""
+"""Of fewer values, the 95th percentile is hardly more than the largest one."""
 SAME = 0.01
-"""Changes up to this share are told without a verdict: two runs of the same differ by as much."""
+"""Changes up to this share get the verdict ``same``: two sessions of the same differ by as much."""
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""What the sessions are called, in their order."""
+"""The names of the sessions, in their order."""
 
 _CONFIGURATION = (
     *("host", "versions", "device", "model", "cache", "groups", "parallel", "scheduler"),
@@ -44,8 +44,8 @@ Verdict = Literal["better", "worse", "same"]
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that is not the same in all sessions: its name in metadata.json, and its value in
-    each session, None where it has none."""
+    """A setting that differs between the sessions: its name in metadata.json, and its value in each
+    session, None where that has none."""
 
     name: str
     values: tuple[str | None, ...]
@@ -53,10 +53,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Change:
-    """From the baseline to another session, None where either has no value.
+    """The change of a measure from the baseline to another session.
 
-    ``relative``: from 0 to 1 of the baseline's value, None where that is 0. ``verdict``: None for
-    a measure without a direction, and for sessions that cannot be compared.
+    ``absolute``: in the measure's unit, None where either session has no value. ``relative``: as a
+    share of the baseline's value, None where that is 0. ``verdict``: None for a measure without a
+    direction, and for sessions that cannot be compared.
     """
 
     absolute: float | None
@@ -66,8 +67,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Row:
-    """A measure of ``analysis.measures``, its value in each session, and the change from the
-    baseline to each session after it."""
+    """A measure, its value in each session, and its change from the baseline to each other one."""
 
     name: str
     unit: str
@@ -78,8 +78,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``sessions``: the baseline, then the others. ``doubts``: for each of the others, why it
-    cannot be compared with the baseline, in sentences; none where it can be."""
+    """``sessions``: the baseline, then the others. ``doubts``: for each of the others, sentences
+    that say why it cannot be compared with the baseline; none where it can."""
 
     sessions: tuple[About, ...]
     doubts: tuple[tuple[str, ...], ...]
@@ -88,10 +88,10 @@ class Comparison:
 
 
 def compare(*sessions: Session) -> Comparison:
-    """Compare sessions with the first of them, the baseline.
+    """Compare sessions with the first one, the baseline.
 
     Raises:
-        RuleError: fewer than two sessions, more than have names, or one of them twice.
+        RuleError: there are fewer than two sessions or more than 26, or one is given twice.
         SessionError: a table cannot be read.
 
     """
@@ -113,7 +113,7 @@ def compare(*sessions: Session) -> Comparison:
 
 
 def doubts(baseline: Summary, other: Summary, first: str, second: str) -> Iterator[str]:
-    """Why the two cannot be compared, in sentences that call them ``first`` and ``second``."""
+    """Why two sessions cannot be compared, in sentences that name them ``first`` and ``second``."""
     models = baseline.facts.model, other.facts.model
     if None in models:
         unknown = " and ".join(
@@ -139,7 +139,7 @@ def doubts(baseline: Summary, other: Summary, first: str, second: str) -> Iterat
 
 
 def change(measure: Measure, before: float | None, after: float | None) -> Change:
-    """What became of a measure, between sessions that can be compared."""
+    """The change of a measure between two sessions that can be compared."""
     if before is None or after is None:
         return Change(None, None, None)
     absolute = after - before
@@ -170,8 +170,8 @@ def _row(measure: Measure, found: Sequence[Summary], doubted: Sequence[Sequence[
     values = tuple(map(measure.of, found))
     changes = []
     for value, why in zip(values[1:], doubted, strict=True):
-        told = change(measure, values[0], value)
-        changes.append(Change(told.absolute, told.relative, None) if why else told)
+        changed = change(measure, values[0], value)
+        changes.append(replace(changed, verdict=None) if why else changed)
     return Row(measure.name, measure.unit, measure.better, values, tuple(changes))
 
 
@@ -187,7 +187,7 @@ def _differences(configurations: Sequence[Mapping[str, Any]]) -> Iterator[Settin
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The settings in a part of metadata.json, by their dotted names; what is null is none."""
+    """The settings in a part of metadata.json, by their dotted names; without null ones."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(f"{name}.{key}", item)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do the tables of a complete session fit each other?
 
-Where one was removed or cut, figures that rest on it would be wrong and look right.
+If a table was removed or cut, the figures that rest on it are wrong and look right.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from analysis.tables.schema import TABLES
 
 
 def contradictions(summary: Summary) -> tuple[str, ...]:
-    """One sentence for each pair of tables that do not fit, and one where fewer bytes are there
-    than were written; none for a session that is not complete, whose tables need not reach
-    equally far."""
+    """A sentence for each pair of tables that do not fit, and one where bytes are missing.
+
+    There is none for a session that is not complete: its tables need not reach equally far.
+    """
     return tuple(_found(summary)) if summary.session.state == "complete" else ()
 
 
@@ -24,40 +25,41 @@ def _found(summary: Summary) -> Iterator[str]:
     written, there = summary.cost.table_bytes or 0, _table_bytes(Path(summary.session.directory))
     if there < written:
         yield (
-            f"metadata.json tells of {written:,} bytes of tables, and {there:,} are there: tables "
-            "are missing or not whole"
+            f"the collector wrote {written:,} bytes of tables, and {there:,} are there: tables are "
+            "missing or cut"
         )
     moved, evicted, requests = summary.allocations, summary.evictions, summary.requests
-    told, by_reason = moved.allocated.evicted_blocks, evicted.by_reason
+    counted, by_reason = moved.allocated.evicted_blocks, evicted.by_reason
     rows = by_reason["reallocated"].blocks if "reallocated" in by_reason else 0
-    if told != rows:
+    if counted != rows:
         yield (
-            f"kv_cache_allocations.csv tells of {told:,} blocks that gave way to others, "
-            f"kv_cache_evictions.csv of {rows:,}: one of them is not whole"
+            f"kv_cache_allocations.csv has {counted:,} evictions by allocations, and "
+            f"kv_cache_evictions.csv has {rows:,}: rows are missing in one of them"
         )
     if summary.usage.combined is None and (moved.allocated.blocks or rows):
-        yield "kv_cache_usage.csv is missing, though blocks were held"
+        yield "kv_cache_usage.csv is missing, though requests held blocks"
     admitted = summary.misses.requests
-    # After a warm-up, those that are admitted may all have come before.
+    # After a warm-up, all requests that end may have been admitted before.
     if admitted and not requests.ended and not summary.session.begin_sec:
         yield (
-            f"requests.jsonl is missing or empty, though {admitted:,} requests were admitted: what "
-            "was asked for is not known"
+            f"requests.jsonl is missing or empty, though {admitted:,} requests were admitted: the "
+            "contents of their prompts are not known"
         )
     served = requests.ended - requests.aborted
     looked_up = admitted + summary.prefix_cache.skipped.lookups
     if summary.facts.prefix_caching and served > looked_up:
         yield (
-            f"requests.jsonl tells of {served:,} requests that were served, and "
-            f"prefix_cache_lookups.csv of {looked_up:,} that were admitted: one is not whole"
+            f"requests.jsonl has {served:,} requests that were served, and "
+            f"prefix_cache_lookups.csv has {looked_up:,} that were admitted: rows are missing in "
+            "one of them"
         )
     if served and not summary.preemptions.steps:
         yield "scheduler_steps.csv is missing, though requests were served"
     graphs, ledger = summary.cuda_graphs, summary.graph_ledger
     if graphs.in_graphs and (ledger is None or not ledger.replays):
         yield (
-            f"cuda_graph_timeline.csv tells of {graphs.in_graphs:,} executions in graphs, and "
-            "cuda_graph_usage.csv of no replay: it is not whole"
+            f"cuda_graph_timeline.csv has {graphs.in_graphs:,} executions in graphs, and "
+            "cuda_graph_usage.csv has no replay: rows are missing in it"
         )
 
 

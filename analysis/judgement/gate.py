@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a session pass: are its measures within limits, and no worse than a baseline's?"""
+"""Does a session pass: are its measures within the limits, and no worse than a baseline's?"""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _UNITS = {
     "%": {"%": 1.0},
     "s": {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0},
 }
-"""What may stand after a limit for a measure in this unit, and what it stands for."""
+"""By unit of a measure, the units that a limit may have, and their factors."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A session fails where ``measure comparator limit`` is true of it."""
+    """A session fails the rule if ``measure comparator limit`` is true."""
 
     measure: Measure
     comparator: str
@@ -49,11 +49,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one rule.
+    """The result of one rule.
 
-    ``fails_if``: the rule. ``limit``: the number in it, None where the baseline has no value.
-    ``baseline``: the baseline's value, None for a rule without one. ``value``: the session's.
-    ``reason``: why it failed, where the figures do not say it.
+    ``value``: the session's. ``fails_if``: the rule. ``limit``: the number in it, None where the
+    baseline has no value. ``baseline``: the baseline's value, None for a rule without a baseline.
+    ``reason``: why it failed, where the figures do not show it.
     """
 
     measure: str
@@ -68,9 +68,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Checked:
-    """``passed``: no rule failed. ``results``: every rule, in the order it was given; those
-    against the baseline follow. ``doubts``: why the baseline cannot be
-    compared with the session."""
+    """``passed``: no rule failed. ``results``: of every rule in the given order, then of those
+    against the baseline. ``doubts``: why the baseline cannot be compared with the session."""
 
     session: About
     baseline: About | None
@@ -80,10 +79,10 @@ class Checked:
 
 
 def rule(text: str) -> Rule:
-    """The rule that a text states, such as ``hit_rate<0.4`` or ``hit_rate < 40 %``.
+    """The rule in a text such as ``hit_rate<0.4`` or ``hit_rate < 40 %``.
 
     Raises:
-        RuleError: it states none.
+        RuleError: the text is no rule.
 
     """
     match = _RULE.fullmatch(text)
@@ -105,7 +104,7 @@ def rule(text: str) -> Rule:
 
 
 def _check_limit(text: str, measure: Measure, limit: float) -> None:
-    """A limit that no value can reach would pass, or fail, whatever the session is."""
+    """Refuse a limit that no value can reach: every session would pass, or fail."""
     most = {"share": 1.0, "%": 100.0}.get(measure.unit, math.inf)
     if not math.isfinite(limit):
         raise RuleError(f"{text!r}: the limit is too large a number")
@@ -119,8 +118,7 @@ def _check_limit(text: str, measure: Measure, limit: float) -> None:
 
 
 def directed(only: Sequence[str] = ()) -> list[Measure]:
-    """The measures that can be held against a baseline: those with a direction, of these names if
-    there are any.
+    """The measures to compare with a baseline: those with these names, or all with a direction.
 
     Raises:
         RuleError: there is no such measure, or it has no direction.
@@ -150,10 +148,10 @@ def check(
 
     Args:
         found: the session.
-        fail_if: rules, as ``rule`` takes them; each fails where it is true.
-        baseline: no measure that has a direction may be worse than this session's.
-        tolerance: by more than this share of the baseline's value, from 0 to 1.
-        only: names of the measures to hold against the baseline, if not all.
+        fail_if: rules, as ``rule`` takes them. The session fails a rule that is true.
+        baseline: a session; no measure with a direction may be worse than its.
+        tolerance: how much worse a measure may be, as a share of the baseline's value (0 to 1).
+        only: names of the measures to compare with the baseline; all with a direction if empty.
 
     Raises:
         RuleError: a rule or a name makes no sense.
@@ -200,7 +198,7 @@ def _against(
 def _held_against(
     measure: Measure, found: Summary, baseline: Summary, tolerance: float, is_named: bool
 ) -> list[Result]:
-    """The result for one measure; none where a value is missing and nobody asked for it."""
+    """The result of one measure; none where a value is missing and no name asked for it."""
     value, base = measure.of(found), measure.of(baseline)
     lower = measure.better == "lower"
     comparator = ">" if lower else "<"

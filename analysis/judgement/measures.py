@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which figures can sessions be compared and checked by, and which way is better?
+"""By which figures can sessions be compared and checked, and which way is better?
 
-One flat, ordered catalogue. A measure has a direction only where, for the same requests on the
-same model, more or less of it is better whatever else changes. So usage has none (a full pool is
-well used until requests wait), and neither have rates over time and lifetimes: an engine that is
-twice as fast evicts twice as much a second, from blocks that live half as long.
+The measures are one flat, ordered catalogue. A measure has a direction only where, for the same
+requests on the same model, more or less of it is better whatever else changes. So usage has none:
+a full pool is well used until requests wait. Rates over time and lifetimes have none either: an
+engine that is twice as fast evicts twice as many blocks a second, and they live half as long.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _NO_ROOM = ("no_blocks", "whole_prompt", "watermark", "blocks")
 class Measure:
     """A named figure of a session.
 
-    ``unit``: ``share`` is from 0 to 1, ``%`` from 0 to 100, ``s`` seconds; else what is counted.
-    ``says``: what it is, in a sentence. ``better``: which way is better, None where neither is.
+    ``unit``: ``share`` (from 0 to 1), ``%`` (from 0 to 100), ``s`` (seconds), or what is counted.
+    ``says``: what the figure is, in a sentence. ``better``: which way is better, None where
+    neither is. ``read``: takes it from a summary.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Measure:
     read: Callable[[Summary], float | None]
 
     def of(self, found: Summary) -> float | None:
-        """The figure; None where the session has none, or none that is a number."""
+        """The figure; None where the session has none, or one that is not finite."""
         value = self.read(found)
         return value if value is None or math.isfinite(value) else None
 
@@ -222,21 +223,21 @@ _LATENCY = (
     Measure(
         "waiting",
         "request-s",
-        "Requests that waited, times the seconds that they did.",
+        "Waiting requests, times the seconds for which they waited.",
         "lower",
         lambda found: found.waiting.request_sec,
     ),
     Measure(
         "waiting_most",
         "requests",
-        "The most that waited at once in an engine.",
+        "The most requests that waited at once in an engine.",
         "lower",
         lambda found: found.waiting.most,
     ),
     Measure(
         "waiting_for_blocks",
         "request-s",
-        "Of waiting: because the pool had no blocks for the next request.",
+        "Of this, waiting while the pool had no blocks for the next request.",
         "lower",
         _waiting_for_blocks,
     ),
@@ -268,7 +269,7 @@ _PREEMPTIONS = (
     Measure(
         "preemptions",
         "times",
-        "How often a running request was thrown out to make room.",
+        "How often a running request was preempted to make room.",
         "lower",
         lambda found: found.preemptions.count,
     ),
@@ -282,7 +283,7 @@ _PREEMPTIONS = (
     Measure(
         "most_preemptions",
         "times",
-        "How often the request was preempted that it happened to most.",
+        "Preemptions of the request that was preempted most often.",
         "lower",
         lambda found: found.requests.most_preemptions,
     ),
@@ -303,7 +304,7 @@ _PREEMPTIONS = (
     Measure(
         "preemption_lost",
         "s",
-        "From a preemption until the request had its blocks again: sum over all.",
+        "From a preemption until the request had its blocks again: sum over all preemptions.",
         "lower",
         lambda found: found.preemptions.lost_sec,
     ),
@@ -355,14 +356,14 @@ _USAGE = (
     Measure(
         "empty_slots",
         "share",
-        "Slots of held blocks that hold no token, at the ends of the requests.",
+        "Slots of held blocks without a token, at the ends of the requests.",
         "lower",
         _empty_slots,
     ),
     Measure(
         "leaked_blocks",
         "blocks",
-        "Blocks held at the end by no request that lives.",
+        "Blocks held at the end, though the requests that got them have ended.",
         "lower",
         _leaked_blocks,
     ),
@@ -392,7 +393,7 @@ _EVICTIONS = (
     Measure(
         "evictions_per_sec",
         "blocks/s",
-        "Evictions by the length of the session.",
+        "Evictions a second, over the whole session.",
         None,
         lambda found: found.evictions.rate.mean_per_sec,
     ),
@@ -441,14 +442,14 @@ _EVICTIONS = (
     Measure(
         "blocks_allocated",
         "blocks",
-        "Blocks handed out.",
+        "Blocks that were allocated.",
         None,
         lambda found: found.allocations.allocated.blocks,
     ),
     Measure(
         "blocks_reused",
         "blocks",
-        "Blocks that a prefix hit took up again or shared.",
+        "Blocks that requests found in the prefix cache and reused.",
         None,
         lambda found: found.allocations.reused.blocks,
     ),
@@ -567,10 +568,10 @@ _BY_NAME = {measure.name: measure for measure in CATALOGUE}
 
 
 def by_name(name: str) -> Measure:
-    """The measure of this name.
+    """The measure with this name.
 
     Raises:
-        RuleError: there is none; the text names those that are meant, perhaps.
+        RuleError: there is none. Its text suggests names that are alike.
 
     """
     if name in _BY_NAME:
@@ -583,5 +584,5 @@ def by_name(name: str) -> Measure:
 
 
 def of(found: Summary) -> Mapping[str, float | None]:
-    """Every measure of the session by its name, in the catalogue's order."""
+    """Every measure of the session by its name, in the catalogue's order, in its ``unit``."""
     return {measure.name: measure.of(found) for measure in CATALOGUE}

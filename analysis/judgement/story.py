@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened, in a few sentences: the first thing that a report says."""
+"""What happened, in a few sentences? A report begins with them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _usage(summary: Summary) -> Iterator[str]:
     one = len(summary.usage.pools) == 1
     pools = "the KV cache had" if one else "the engines' KV caches had"
     observed = summary.usage.observed_sec or 0.0
-    # The time before is not counted: start-up may take longer than all the rest.
+    # The time before does not count: start-up may take longer than all the rest.
     over = f"Over {length}"
     if observed < _NEARLY_ALL * whole:
         over = f"In the {duration(observed)} since the first request (of {length})"
@@ -150,6 +150,6 @@ WAITED_FOR = {
     "lora": "a place for an adapter",
     "connector": "the KV connector",
     "paused": "an engine that was paused",
-    "not_known": "a reason that the tables do not have",
+    "not_known": "a reason that the tables do not show",
 }
 """By the reasons of ``analysis.requests.waiting``."""

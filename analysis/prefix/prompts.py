@@ -18,7 +18,7 @@ from analysis.tables.session import Session
 TABLE = "requests"
 
 ENGINES = 1024
-"""How many data-parallel ranks a ``key`` can tell apart."""
+"""A ``key`` has room for so many data-parallel ranks."""
 
 KEY = pl.col("content_id") * ENGINES + pl.col("engine")
 """One number for a content on an engine. Content ids have 53 bits."""

@@ -24,7 +24,7 @@ from analysis.plan.reality import Reality
 from analysis.summary import Summary
 from analysis.sweep import Sweep
 from analysis.whatif.curve import Curve
-from analysis.whatif.replayed import Replayed
+from analysis.whatif.simulated import Simulated
 
 VERSION = 1
 """Goes up when a key changes its meaning or goes away, not when one is added."""
@@ -36,13 +36,13 @@ _KINDS: Mapping[type, str] = {
     Checked: "check",
     Sweep: "sweep",
     Reconciliation: "reconciliation",
-    Replayed: "whatif",
+    Simulated: "whatif",
     Curve: "curve",
     Plan: "plan",
     Reality: "plan",
 }
 
-Found = Summary | Comparison | Checked | Sweep | Reconciliation | Replayed | Curve | Plan | Reality
+Found = Summary | Comparison | Checked | Sweep | Reconciliation | Simulated | Curve | Plan | Reality
 
 
 def render(found: Found) -> str:

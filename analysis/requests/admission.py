@@ -52,7 +52,7 @@ class PreemptsItself:
 
 @dataclass(frozen=True)
 class Admission:
-    """``looked_up``: how many requests were looked up, told apart by engine and id.
+    """``looked_up``: how many requests, by engine and id, were looked up.
 
     ``never_admitted``: those that no lookup led to an admission, neither in the warm-up.
     ``too_large``: how many can never run, None where the session does not show it; ``largest``:

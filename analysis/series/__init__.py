@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the charts of a session show: the same number of points however long it is.
+"""What do the charts of a session show? They have the same number of points however long it is.
 
-Each table is read once more for it. Figures that the summary has are not computed again.
+Each table is read once more for them. Figures that the summary has are not computed again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from analysis.tables.session import Session
 
 @dataclass(frozen=True)
 class Series:
-    """Each part documents its values and their units; one value a bin is one of ``bins``."""
+    """Each part documents its values and their units. A value of each bin is one of ``bins``."""
 
     bins: Bins
     pools: PoolSeries

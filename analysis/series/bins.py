@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of the session does a moment fall into?
+"""Which part of the session does a moment belong to?
 
-However long a session is, a chart of it has the same number of points: its time is cut into equal
-bins, and everything that happened in one becomes one point.
+A chart has the same number of points however long the session is: its time is cut into equal bins,
+and all that happened in a bin becomes one point.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import polars as pl
 from analysis.tables.session import Session
 
 MOST = 360
-"""Points of a time series: more than that no screen tells apart in a chart's width."""
+"""Points of a time series at most: a screen shows no more in the width of a chart."""
 
 FEWEST = 60
-"""Points of a short one. Between the two, a point is a tenth of a second: an engine's steps take
-some hundredths, and a bin without one tells nothing."""
+"""Points of a time series at least. In between, a point is a tenth of a second: an engine's steps
+take some hundredths, and a bin without a step shows nothing."""
 
 _STEPS_SEC = 0.1
 _SHORTEST_SEC = 1e-6
-"""A bin of a session in which no time passed; the tables tell microseconds."""
+"""The width of bins where no time passed: the precision of the tables."""
 
 
 @dataclass(frozen=True)
 class Bins:
-    """``count`` equal parts, of ``width_sec`` each, of the time from ``begin_sec`` on."""
+    """The time from ``begin_sec`` on, in ``count`` parts of ``width_sec`` each."""
 
     begin_sec: float
     width_sec: float
@@ -50,7 +50,7 @@ class Bins:
         return tuple(begin + self.width_sec / 2 for begin in self.edges[:-1])
 
     def of(self, time: pl.Expr) -> pl.Expr:
-        """The bin of a time in seconds; what lies outside is counted to the nearest one."""
+        """The bin of a time in seconds, as ``bin``; times outside belong to the nearest bin."""
         index = ((time - self.begin_sec) / self.width_sec).floor()
         return index.clip(0, self.count - 1).cast(pl.Int32).alias("bin")
 
@@ -59,7 +59,7 @@ class Bins:
         return Bins(self.begin_sec, self.width_sec / parts, self.count * parts)
 
     def dense(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """One row for each bin in order; columns are null where ``frame`` has no row for it."""
+        """A row for each ``bin`` in order; other columns are null where ``frame`` has no row."""
         every = pl.DataFrame({"bin": range(self.count)}, schema={"bin": pl.Int32})
         return every.join(frame, on="bin", how="left", maintain_order="left")
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was each block doing, as far as its evictions tell?
+"""When did requests use each block, and when was it cached, as far as evictions show it?
 
-The tables name blocks only where one is evicted. Each eviction tells what its block had been doing
-since it was allocated: it was in use until its last holder let go of it, then kept its content for
-reuse until it lost it. (Pauses between two uses count as use.) Of what was never evicted, blocks
-that are free, or whose content is still there at the end, nothing is told.
+The tables name a block only when it is evicted. An eviction shows what its block did since its
+allocation: requests used it until its last holder let go of it, then it was cached. (Pauses
+between two uses count as use.) Nothing is known of blocks that are free, or whose content is still
+there at the end.
 
-A cell of the map is a few neighbouring blocks in a bin of time. What it counts is exact: block
-seconds. With C(e) for the seconds before a bin's edge e that lie in intervals from a to b, which is
-the sum of max(0, e - a) - max(0, e - b), the bin from e to f has C(f) - C(e) of them; so the
-intervals need only be counted, and their ends summed up, by the bin that they fall into.
+A cell of the map is some neighbouring blocks in one bin of time. It counts block-seconds exactly.
+Let C(e) be the block-seconds of all intervals, from a to b, that lie before the edge e of a bin:
+the sum of max(0, e - a) - max(0, e - b). Then the bin from e to f has C(f) - C(e) of them. So it is
+enough to count the intervals, and to sum up their ends, by the bin in which they begin or end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = (
 )
 
 ROWS = 160
-"""Rows of the map at most; each is as many neighbouring blocks as that takes."""
+"""Rows of the map at most. Each row is as many neighbouring blocks as that takes."""
 
 _MOMENTS = ("allocated", "released", "evicted")
 _MERGED_AT = 16
@@ -38,12 +38,12 @@ _MERGED_AT = 16
 
 @dataclass(frozen=True)
 class BlockMap:
-    """One pool: ``blocks_per_row`` neighbouring blocks a row, from block 0 on, and one bin of
-    time a column.
+    """One pool: each row is ``blocks_per_row`` neighbouring blocks, from block 0 on, and each
+    column a bin of time.
 
-    ``used`` and ``kept``: of each cell's block seconds, the percentage in which a request held
-    the block, and in which none did and its content could be reused. ``told_share``: the share
-    of the pool's time that both cover, from 0 to 1.
+    ``used``: the percentage of a cell's block-seconds in which requests used the block. ``kept``:
+    the percentage in which it was cached. ``known_share``: the share of the pool's block-seconds
+    that both cover, from 0 to 1.
     """
 
     engine: int
@@ -51,12 +51,12 @@ class BlockMap:
     blocks_per_row: int
     used: tuple[tuple[int, ...], ...]
     kept: tuple[tuple[int, ...], ...]
-    told_share: float
+    known_share: float
 
 
 @dataclass
 class BlockMapTally:
-    """The intervals seen so far of one pool, which has ``blocks`` block ids."""
+    """Counts the intervals of one pool, which has ``blocks`` block ids."""
 
     bins: Bins
     engine: int
@@ -98,14 +98,14 @@ class BlockMapTally:
                 parts[:] = [_summed(parts)]
 
     def result(self) -> BlockMap | None:
-        """The map; None where no eviction tells of a block of this pool."""
+        """The map; None where no block of this pool was evicted."""
         ends = {name: _summed(parts) for name, parts in self._ends.items() if parts}
         if not ends or ends["evicted"].is_empty():
             return None
         since = {name: self._seconds_since(part) for name, part in ends.items()}
         used = since["allocated"] - since["released"]
         kept = since["released"] - since["evicted"]
-        told = float((used + kept).sum())
+        known = float((used + kept).sum())
         observed = self.blocks * self.bins.width_sec * self.bins.count
         return BlockMap(
             engine=self.engine,
@@ -113,11 +113,11 @@ class BlockMapTally:
             blocks_per_row=self._blocks_per_row,
             used=self._percent(used),
             kept=self._percent(kept),
-            told_share=min(told / observed, 1.0),
+            known_share=min(known / observed, 1.0),
         )
 
     def _seconds_since(self, ends: pl.DataFrame) -> pl.Series:
-        """For each cell, row by row: the seconds of its bin that lie after these moments."""
+        """For each cell, row by row, the seconds of its bin that lie after these moments."""
         count = self.bins.count
         cells = pl.DataFrame({"cell": range(self._rows * count)}, schema={"cell": pl.Int32})
         edge = self.bins.begin_sec + (pl.col("cell") % count + 1) * self.bins.width_sec

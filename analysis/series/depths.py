@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How deep do prompts share their beginnings, and how much of that did the cache find?
 
-A block's content id stands for all the tokens before it, too, so two prompts whose ids agree at a
-depth share everything up to there. What a prompt shares with another one could have been found, had
-nothing been evicted and had the other come first: all but the first prompt of each prefix.
+A content id stands for all tokens up to the end of its block, so two prompts with the same id at a
+depth share all up to there. A lookup could have found what a prompt shares with an earlier one, had
+nothing been evicted: in all prompts of a prefix but the first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ DEPTHS = tuple(2**power for power in range(13))
 class Depth:
     """The prompts of at least ``blocks`` full blocks (``tokens``), on all engines.
 
-    ``prompts``: how many they are; ``distinct``: how many different beginnings of that length;
-    ``shareable``: those that another prompt of the same engine began like, less one for each
-    beginning; ``found``: those that had so much found in the cache; ``hottest``: prompts that
-    begin like the most frequent one.
+    ``prompts``: how many there are. ``distinct``: how many different beginnings of that length
+    they have. ``shareable``: prompts whose beginning an earlier one of the same engine had.
+    ``found``: prompts that found at least so much in the cache. ``hottest``: how many begin with
+    the most frequent beginning.
     """
 
     blocks: int
@@ -39,8 +39,8 @@ class Depth:
 
 @dataclass(frozen=True)
 class Depths:
-    """One entry a depth that any prompt has. ``block_size``: tokens a content id stands for, None
-    where there is none or where engines differ (then ``depths`` is empty)."""
+    """An entry for each depth that a prompt has. ``block_size``: tokens in a block; None, with no
+    depth, where there is no prompt or where engines differ."""
 
     depths: tuple[Depth, ...]
     block_size: int | None
@@ -48,7 +48,7 @@ class Depths:
 
 @dataclass
 class DepthTally:
-    """The rows of requests.jsonl seen so far: eight bytes for each prompt and depth."""
+    """Keeps eight bytes for each prompt and depth."""
 
     _ids: dict[int, list[pl.DataFrame]] = field(
         default_factory=lambda: {depth: [] for depth in DEPTHS}

@@ -17,9 +17,9 @@ _PARTS = 10
 
 @dataclass(frozen=True)
 class EvictionRate:
-    """Blocks evicted a second. ``mean``: by reason, over each bin. ``busiest``: all reasons, in
-    the busiest of ``parts`` equal parts of each bin, none of which is shorter than a second
-    (one part where the bin itself is not longer than that)."""
+    """Blocks evicted a second. ``mean``: over each bin, by reason. ``busiest``: for all reasons, in
+    the busiest of ``parts`` equal parts of each bin. A part is a second long at least; a shorter
+    bin is one part."""
 
     mean: Mapping[str, tuple[float, ...]]
     busiest: tuple[float, ...]
@@ -28,7 +28,7 @@ class EvictionRate:
 
 @dataclass
 class EvictionRateTally:
-    """The rows of kv_cache_evictions.csv seen so far, counted by bin."""
+    """Counts evictions by reason and part of a bin."""
 
     bins: Bins
     _rates: list[pl.DataFrame] = field(default_factory=list)

@@ -2,7 +2,7 @@
 """In which mode did the model run over time, how much of it was padding, and how large were the
 batches?
 
-Dummy executions are left out. What was sent to a graph and replayed none ran eagerly.
+Dummy executions are left out. An execution that replayed no graph ran eagerly, whatever its mode.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from analysis.series.bins import Bins
 from analysis.tables.session import Session
 
 _PARTS = 32
-"""Sizes are counted one by one up to twice as many tokens, then by so many parts of each doubling:
-whatever the sizes, there are some hundreds of them. Each part ends at a multiple of its width, as
-capture sizes do."""
+"""Each doubling of the size has so many parts; up to twice as many tokens each size is a part. So
+there are some hundreds of parts at most. A part ends at a multiple of its width, as capture sizes
+do."""
 
 
 @dataclass(frozen=True)
 class BatchSize:
     """Executions with ``from_tokens`` to ``to_tokens`` unpadded tokens, by mode, and the tokens of
-    ``padding`` that graphs computed beyond."""
+    ``padding`` in their graphs."""
 
     from_tokens: int
     to_tokens: int
@@ -35,10 +35,10 @@ class BatchSize:
 
 @dataclass(frozen=True)
 class ExecutionSeries:
-    """All workers together. ``rate``: executions a second over each bin, by mode, eager ones
-    (``NONE``) last. ``padding``: of the tokens that graphs computed in each bin, the share that
-    was padding, from 0 to 1; None where no graph ran. ``batches``: by size, those without a
-    token left out."""
+    """All workers together. ``rate``: executions a second in each bin, by mode, eager ones
+    (``NONE``) last. ``padding``: the share of padding in the tokens that graphs computed in each
+    bin, from 0 to 1, None where no graph ran. ``batches``: by size, without those of no token.
+    """
 
     rate: Mapping[str, tuple[float, ...]]
     padding: tuple[float | None, ...]
@@ -46,7 +46,7 @@ class ExecutionSeries:
 
 
 def measure(session: Session, bins: Bins) -> ExecutionSeries:
-    """The executions of all workers, in one pass over the table.
+    """The executions of all workers.
 
     Raises:
         SessionError: the table cannot be read.
@@ -84,9 +84,9 @@ def measure(session: Session, bins: Bins) -> ExecutionSeries:
 
 
 def _span(tokens: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
-    """The sizes that are counted with this one, from and up to; null for no token."""
+    """The smallest and the largest size in the same part; null for no token."""
     some = pl.when(tokens > 0).then(tokens)
-    # Half a token less is no power of two, at which logarithms are not exact.
+    # Logarithms are not exact at powers of two, and half a token less is none.
     doubled = pl.lit(2.0).pow((some - 0.5).log(2).floor())
     width = (doubled / _PARTS).clip(1)
     end = (some / width).ceil() * width

@@ -17,7 +17,7 @@ Values = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class GpuSeries:
-    """One GPU, by NVML's index. ``used``: bytes in use, the most of any sample in a bin; ``busy``:
+    """One GPU, by NVML's index. ``used``: the most bytes in use of all samples in a bin. ``busy``:
     the mean share of the time in which any kernel ran, in percent."""
 
     gpu: int
@@ -26,7 +26,7 @@ class GpuSeries:
 
 
 def measure(session: Session, bins: Bins) -> tuple[GpuSeries, ...]:
-    """Every GPU that was sampled, by index, in one pass over the table.
+    """Every GPU that was sampled, by index.
 
     Raises:
         SessionError: the table cannot be read.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How did the true hit rate move over time?"""
+"""How did the true hit rate change over time?"""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from analysis.tables.session import Session
 class HitRate:
     """Prompt tokens found in the cache, of those that admitted requests asked for, from 0 to 1.
 
-    ``in_bin``: of the requests admitted in that bin, None where there is none. ``so_far``: of all
-    up to the bin's end, None before the first; its last value is the session's true hit rate.
-    ``query_tokens``: asked for in each bin.
+    ``in_bin``: of the requests admitted in each bin, None where there is none. ``so_far``: of all
+    requests up to the bin's end, None before the first; its last value is the session's true hit
+    rate. ``query_tokens``: tokens asked for in each bin.
     """
 
     in_bin: tuple[float | None, ...]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would pools of other sizes have found of what the session's requests asked for?"""
+"""What would pools of other sizes have found of the prompts of this session?"""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from analysis.tables.session import Session
 from analysis.whatif.curve import BELADY, LRU, Curve
 
 MOST_BLOCKS = 500_000
-"""Blocks that requests held, each time counted: some seconds' work. ``profilemate whatif --fast``
-has no such limit."""
+"""Blocks of all requests together: some seconds of work. ``profilemate whatif --fast`` has no such
+limit."""
 
 SIZES = 24
 
 
 @dataclass(frozen=True)
 class MissRatioCurve:
-    """``curve``: under vLLM's rule and at best; None where ``problem`` says why not."""
+    """``curve``: under vLLM's rule, and at best. ``problem``: why there is no curve, else None."""
 
     curve: Curve | None
     problem: str | None
 
 
 def measure(session: Session) -> MissRatioCurve:
-    """The curve, from an eighth of the session's pool up to where nothing more is to be gained.
+    """The curve, from an eighth of the session's pool to beyond the size that finds everything.
 
     Raises:
         SessionError: a table cannot be read.
@@ -36,7 +36,7 @@ def measure(session: Session) -> MissRatioCurve:
         found = workload.of_session(session, most_blocks=MOST_BLOCKS)
     except workload.NothingToTry as error:
         return MissRatioCurve(None, str(error))
-    if not found.told:
+    if not found.has_contents:
         return MissRatioCurve(None, "Prefix caching was off: no request has a content id.")
     own = found.measured.num_blocks if found.measured else None
     enough = fast.enough(found)

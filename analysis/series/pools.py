@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How full were the pools, and how many requests ran and waited, over time?
 
-A row of kv_cache_usage.csv holds until the next one of its engine and pool, the last one until the
-session's end. A bin's mean is weighted by that time; its lowest and highest value are those of any
-moment in it, so that a spike of one step is still there in a chart of a day.
+A row of kv_cache_usage.csv holds until the next row of its engine and pool, the last one until the
+session's end. The mean of a bin is weighted by that time. Its lowest and highest value are those of
+any moment in it, so that a chart of a day still shows a peak of one step.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _VALUES = (*_BLOCKS, *_LEVELS)
 _COLUMNS = ("timestamp_sec", *_POOL, *_VALUES)
 
 Values = tuple[float | None, ...]
-"""One value a bin; None where nothing was known."""
+"""One value for each bin; None where nothing is known."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """A quantity over time, one value a bin, each None where no pool had told it yet.
+    """A quantity over time, one value for each bin, None before the first row of any pool.
 
-    ``mean``: weighted by time, over all pools alike. ``low`` and ``high``: of any pool at any
-    moment of the bin.
+    ``mean``: weighted by time, each pool with the same weight. ``low`` and ``high``: of any pool at
+    any moment of the bin.
     """
 
     mean: Values
@@ -43,10 +43,10 @@ class Level:
 
 @dataclass(frozen=True)
 class PoolSeries:
-    """The pools over time. ``pools``: how many they are.
+    """The pools over time. ``pools``: how many there are.
 
-    ``held``, ``cached``, ``free``: blocks of all pools together, the mean of each bin.
-    ``usage``: in percent of a pool's blocks; ``running``, ``waiting``: requests of an engine.
+    ``held``, ``cached`` and ``free``: blocks of all pools together, the mean of each bin.
+    ``usage``: in percent of a pool's blocks. ``running`` and ``waiting``: requests of an engine.
     """
 
     pools: int
@@ -59,7 +59,7 @@ class PoolSeries:
 
 
 def measure(session: Session, bins: Bins) -> PoolSeries:
-    """The state of every pool over time, in one pass over the table.
+    """The states of all pools over time.
 
     Raises:
         SessionError: the table cannot be read.
@@ -99,15 +99,15 @@ def _sums(session: Session, bins: Bins) -> Iterator[pl.DataFrame]:
     last: pl.DataFrame | None = None
     for batch in session.batches(TABLE, _COLUMNS, history=True):
         rows = batch if last is None else pl.concat([last, batch])
-        yield _summed(_pieces(rows, bins))
+        yield _summed(_by_bin(rows, bins))
         last = rows.group_by(_POOL, maintain_order=True).last().select(_COLUMNS)
     if last is not None:
         until_end = last.with_columns(timestamp_sec=pl.lit(session.end_sec))
-        yield _summed(_pieces(pl.concat([last, until_end]), bins))
+        yield _summed(_by_bin(pl.concat([last, until_end]), bins))
 
 
-def _pieces(rows: pl.DataFrame, bins: Bins) -> pl.DataFrame:
-    """The states that held between these rows, cut where one bin ends and the next begins."""
+def _by_bin(rows: pl.DataFrame, bins: Bins) -> pl.DataFrame:
+    """The states that held between these rows, cut at the edges of the bins."""
     spans = rows.group_by(_POOL).agg(
         first=pl.col("timestamp_sec").min(), last=pl.col("timestamp_sec").max()
     )
@@ -128,8 +128,8 @@ def _pieces(rows: pl.DataFrame, bins: Bins) -> pl.DataFrame:
     )
 
 
-def _summed(pieces: pl.DataFrame) -> pl.DataFrame:
-    return pieces.group_by(*_POOL, "bin").agg(
+def _summed(states: pl.DataFrame) -> pl.DataFrame:
+    return states.group_by(*_POOL, "bin").agg(
         pl.col("sec").sum(),
         *((pl.col(value) * pl.col("sec")).sum().alias(f"{value}_sum") for value in _VALUES),
         *(pl.col(value).min().cast(pl.Float64).alias(f"{value}_low") for value in _LEVELS),
@@ -151,5 +151,5 @@ def _merged(sums: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _sum_of_known(value: str) -> pl.Expr:
-    """The sum over the pools; null, not 0, where none of them had told it yet."""
+    """The sum over the pools; null, and not 0, before the first row of any."""
     return pl.when(pl.col(value).count() > 0).then(pl.col(value).sum()).alias(value)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How large were the scheduler's steps, and when were requests preempted?
 
-Steps that scheduled nothing are left out of the means: they say how long an engine was idle, not
+The means leave steps out that scheduled nothing: these show how long an engine was idle, and not
 how it works.
 """
 
@@ -21,11 +21,11 @@ Values = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class StepSeries:
-    """The steps of each bin that scheduled any token; None where there is none.
+    """The steps of each bin that scheduled tokens, of all engines; None where there is none.
 
-    ``requests_mean``, ``requests_high``: requests in a step. ``prefill_mean``, ``decode_mean``:
-    tokens a step, for prompts and for answers; ``tokens_high``: the most of any step.
-    ``preempted``: requests preempted in the bin. All engines together, step by step.
+    ``requests_mean`` and ``requests_high``: requests in a step. ``prefill_mean`` and
+    ``decode_mean``: tokens in a step, of prompts and of answers; ``tokens_high``: the most of both
+    in any step. ``preempted``: how many requests were preempted in the bin.
     """
 
     requests_mean: Values
@@ -37,7 +37,7 @@ class StepSeries:
 
 
 def measure(session: Session, bins: Bins) -> StepSeries:
-    """The steps of all engines, in one pass over the table.
+    """The steps of all engines.
 
     Raises:
         SessionError: the table cannot be read.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When did each request wait, compute its prompt, and answer?
 
-No chart can show a hundred thousand requests, so some are drawn: one of so many that ended, spread
+No chart can show a hundred thousand requests. So it shows every n-th one of those that ended,
 evenly over the session.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 DRAWN = 300
-"""Requests drawn at most."""
+"""Requests in the chart at most."""
 
 COLUMNS = (
     "timestamp",
@@ -31,9 +31,9 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Span:
-    """A request. Times are in seconds since the session began, None where it never got there:
-    ``arrived_sec``, ``admitted_sec``, ``first_token_sec``, ``ended_sec``. Tokens of its prompt,
-    of its answer, and those found in the prefix cache."""
+    """A request. Its times are in seconds since the session began; ``admitted_sec`` and
+    ``first_token_sec`` are None where it did not get so far. ``hit_tokens``: tokens of its prompt
+    that it found in the prefix cache."""
 
     request_id: str
     engine: int
@@ -50,7 +50,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """``spans``: one of ``one_in`` requests, by arrival, of ``ended`` that ended."""
+    """``spans``: one of every ``one_in`` requests, by arrival. ``ended``: how many ended."""
 
     spans: tuple[Span, ...]
     one_in: int

@@ -63,7 +63,7 @@ class Scheduler:
 class Facts:
     """The engine's configuration; of the first engine where there are several.
 
-    ``bytes_per_token``: of KV cache, on each GPU. ``pool_blocks``: the null block included, as in
+    ``bytes_per_token``: of KV cache, on one worker. ``pool_blocks``: the null block included, as in
     vLLM's own figure. ``kv_tokens`` and ``max_concurrency``: what vLLM prints at start-up, the
     latter for requests of ``max_model_len`` tokens. ``blocks_override``: the value of
     ``--num-gpu-blocks-override``. ``settings``: flags that the release has and that advice may
@@ -113,8 +113,8 @@ class Cost:
     """What profiling itself cost, None where it was not recorded.
 
     ``hook_sec``: time in the hooks at the ends of steps. ``writing_sec``: processor time of the
-    thread that writes. ``journal_bytes`` and ``table_bytes``: on disk. ``collector_lag_sec``: how
-    long the collector took to reach the end of the journals.
+    thread that writes. ``journal_bytes`` and ``table_bytes``: on disk. ``collector_lag_sec``: the
+    longest time from an event to its row in a table.
     """
 
     hook_sec: float | None

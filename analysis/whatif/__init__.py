@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would this very workload have done under another configuration?
+"""What would the same requests have done under another configuration?
 
-``workload`` reads the requests of a session or a trace. Two engines answer for them, and tell it as
-an ``outcome``: ``profilemate.simulation``, through vLLM's own scheduler, and ``fast``, a model that
-needs no vLLM:
+``workload`` reads the requests of a session or a trace. Two engines simulate them, and give an
+``outcome``: ``profilemate.simulation`` through vLLM's own scheduler, and ``fast``, a model of the
+cache that needs no vLLM:
 
     found = fast.curve(workload)                          # a quarter to 16 times the pool
     found = fast.curve(workload, sizes=[1000, 2000])      # usable blocks of each engine

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When did the requests arrive, as far as a session tells?
+"""When did the requests arrive, as far as a session shows it?
 
-An engine takes requests over between two steps, and that is when their arrival is recorded: one
-that arrives while a step runs is seen when it has ended. So of such a request only the step is
-known in which it came, and the middle of it is taken. One that came to an idle engine came when it
-was seen, and so did those that were taken over together with it.
+An engine takes requests over between two steps, and only then is their arrival recorded. If a
+request arrives during a step, only the step is known: its middle counts as the arrival. If a
+request arrives at an idle engine, the recorded time is right, for it and for those that were taken
+over together with it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from analysis.whatif.workload import Floats, Workload
 TABLE = TABLES["scheduler_steps"]
 
 LATE = 1.5
-"""A request that is seen later than this many times the step's expected time, by an engine that
-had nothing else left, came to an idle engine."""
+"""A request came to an idle engine if the engine had nothing else left, and took it over after this
+many times the expected time of its last step."""
 
 HALF_TICK_SEC = 0.5e-6
 
@@ -40,7 +40,12 @@ _COLUMNS = (
 
 
 def estimated(session: Session, workload: Workload, step_time: StepTime) -> Workload:
-    """The workload of this session with the arrivals that its steps suggest.
+    """The same requests, with the arrivals that the session's steps suggest, in order of these.
+
+    Args:
+        session: the one that the requests are of.
+        workload: its requests.
+        step_time: how long its steps take.
 
     Raises:
         SessionError: the table of steps cannot be read.
@@ -63,10 +68,10 @@ def estimated(session: Session, workload: Workload, step_time: StepTime) -> Work
 
 
 def _estimated(seen: Floats, steps: Floats) -> Floats:
-    """Of requests of one engine, in the order in which they were seen."""
+    """The arrivals of one engine's requests, which were ``seen`` in this order."""
     when, takes, left = steps[:, 0], steps[:, 1], steps[:, 2]
     ended_next = np.append(steps[1:, 3], 0)
-    # The step that took it over may be of the same microsecond, which is what times are told to.
+    # The step that took it over may have the same microsecond: times are rounded.
     before: Ints = np.searchsorted(when, seen - HALF_TICK_SEC) - 1
     known = before >= 0
     step = np.maximum(before, 0)

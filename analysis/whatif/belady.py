@@ -2,12 +2,12 @@
 """What could a pool of this size find at best, if it knew the future?
 
 Belady's rule ("A study of replacement algorithms for a virtual-storage computer", IBM Systems
-Journal 5(2), 1966), for a cache that need not take in what it is given: keep the blocks that are
-asked for soonest. Nothing finds more blocks. Since whoever asks for a block asks for all before it
-in its chain, no block is kept without those, so it is the bound for prefix hits, too.
+Journal 5(2), 1966) keeps the blocks that requests will ask for soonest. No rule finds more blocks
+in a cache that may also refuse a block. A request that asks for a block asks for all before it in
+its chain, so the rule keeps no block without those before it: it is the bound for prefix hits, too.
 
-What the pool keeps for a future request is one stretch of that request's chain, so the pass goes by
-stretches instead of blocks.
+The pool keeps one stretch of the chain of each future request. So the pass goes by stretches, and
+not by blocks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from heapq import heappop, heappush
 import numpy as np
 
 from analysis.whatif.ids import Ints
-from analysis.whatif.references import References, next_reader, runs
+from analysis.whatif.references import References, next_reader, stretches
 
 
 def found(references: References, sizes: Sequence[int]) -> list[Ints]:
-    """Blocks that each request finds at best, in pools of each of these sizes."""
+    """For each size of a pool, the blocks that each request finds at best."""
     requests = len(references)
-    by_reader = runs(references.chains, next_reader(references))
+    by_reader = stretches(references.chains, next_reader(references))
     ahead = [
         [(start, start + length, reader) for _, start, length, reader in own if reader < requests]
         for own in by_reader.by_request(requests)
@@ -33,17 +33,20 @@ def found(references: References, sizes: Sequence[int]) -> list[Ints]:
 
 
 def _found(ahead: Sequence[Sequence[tuple[int, int, int]]], size: int) -> list[int]:
-    """``ahead``: of each request, the stretches of its chain that a later one asks for, from where
-    to where, and which."""
+    """Blocks that each request finds.
+
+    ``ahead``: for each request, the stretches of its chain that a later request asks for: where
+    they begin and end, and the number of that request.
+    """
     kept: dict[int, tuple[int, int]] = {}
     latest: list[int] = []
     total = 0
     answers = []
-    for request, stretches in enumerate(ahead):
+    for request, own in enumerate(ahead):
         begin, end = kept.pop(request, (0, 0))
         total -= end - begin
         answers.append(end)
-        for start, stop, reader in stretches:
+        for start, stop, reader in own:
             if reader in kept:
                 begin, end = kept[reader]
                 total -= end - begin

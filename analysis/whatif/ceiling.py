@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What could this workload find at all, in a pool that never evicts, and where does it come from?
+"""What could this workload find in a pool that never evicts, and where does it come from?
 
-Of the prompt tokens, a pool without an end finds those in full blocks that an earlier request of
-the same engine had computed, but for the block with a prompt's last token, which is always
-computed. They are *within* a conversation where the request that first computed the block belongs
-to the same conversation, and *across* conversations otherwise.
+Such a pool finds all tokens in full blocks that an earlier request of the same engine computed,
+except the block with a prompt's last token, which vLLM always computes. A token is found *within* a
+conversation if the request that first computed its block belongs to the same conversation, and
+*across* conversations otherwise.
 
-A request continues the conversation of an earlier one if its prompt is the longer one and begins
-with all full blocks of the earlier prompt, and if the last block that it shares with anything
-before was first computed by the earlier one. The latter keeps requests apart that only begin
-alike, with a system prompt: whoever computed the last shared block had more in its prompt. (A
-request whose whole prompt is what others begin with does become the first turn of them all, if it
-was the first to compute it.) A prompt that is sent again as it was begins a conversation of its
-own.
+A request continues the conversation of an earlier one under three conditions: its prompt is
+longer, it begins with all full blocks of the earlier prompt, and the earlier request was the first
+to compute the last block that it shares with any request before. The last condition keeps requests
+apart that only share a system prompt: the request that computed the last shared block had more in
+its prompt. (If the whole prompt of a request is what others begin with, and it computed that first,
+it becomes the first turn of them all.) A prompt that is sent again unchanged begins a conversation
+of its own.
 """
 
 from __future__ import annotations
@@ -54,13 +54,15 @@ def measure(engines: list[References]) -> Ceiling:
 
 
 def _seen(references: References, first: Ints) -> Bools:
-    """Of each reference, whether an earlier request had the block. As a block stands for all that
-    comes before it, too, none is seen after one that is not."""
+    """For each reference, whether an earlier request had the block.
+
+    A block stands for all before it, too. So no block has been seen that follows an unseen one.
+    """
     return first < references.chains.rows
 
 
 def _conversations(references: References, first: Ints) -> Ints:
-    """Of each request, the first one of its conversation."""
+    """For each request, the first one of its conversation."""
     chains = references.chains
     prompt_blocks = references.input_tokens // references.block_size
     in_prompt = chains.positions < np.repeat(prompt_blocks, chains.lengths)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moves the simulated clock of a replay on?"""
+"""How far does a step move the clock of a simulation on?"""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 Number = Any
-"""A number, or an array of them."""
+"""A number, or an array of numbers."""
 
 DEFAULT_SEC = 0.03
-"""Of each step of a trace, which tells of none, unless the user says otherwise."""
+"""The time of a step for a trace, which has no steps, unless the user sets it."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: ``constant_sec`` and so much for each prefill token, decode token and
-    request in it.
+    """The time of a step: ``constant_sec``, and a time for each prefill token, each decode token
+    and each request in it.
 
-    ``steps``: how many it was fitted to, of ``mean_sec`` on average; ``rms_error_sec``: the root
-    of its mean squared error. All three are None where it was not fitted.
+    ``steps``: how many it was fitted to. ``mean_sec``: their mean time. ``rms_error_sec``: the root
+    of the mean squared error. All three are None where it was not fitted.
     """
 
     constant_sec: float
@@ -31,7 +31,7 @@ class StepTime:
     rms_error_sec: float | None = None
 
     def seconds(self, prefill_tokens: Number, decode_tokens: Number, requests: Number) -> Number:
-        """The time of a step with these, or of each of many."""
+        """The time of a step in seconds, or of each of many steps."""
         return (
             self.constant_sec
             + self.prefill_token_sec * prefill_tokens

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which configurations are tried, and what do they have in common with the recorded one?"""
+"""Which configurations are tried, and how do they differ from the recorded one?"""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from analysis.whatif.workload import Workload
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 8192
-"""What is taken for a trace, and where a session does not tell: vLLM's own defaults."""
+"""vLLM's own defaults, for a trace, and for a session that does not have the setting."""
 
 POLICIES = ("fcfs", "priority")
 
 MOST_COMBINATIONS = 1000
 
 MOST = 10**9
-"""No setting is larger."""
+"""Larger settings are refused."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a replayed engine is told, by vLLM's names.
+    """The settings of a simulated engine, by vLLM's names.
 
-    ``label``: what is not as recorded, in a few words. ``num_blocks``: usable blocks of an
-    engine's pool, without the null block. ``policy``: in which order requests are scheduled.
+    ``label``: what differs from the recorded ones, in a few words. ``num_blocks``: usable blocks of
+    an engine's pool, without the null block. ``policy``: the order in which requests are scheduled.
     ``max_num_active_seqs`` and ``max_num_scheduled_tokens``: None where they follow from
-    ``max_num_seqs`` and ``max_num_batched_tokens``. What is None elsewhere is left to vLLM.
-    ``batches``: steps that are in flight at once.
+    ``max_num_seqs`` and ``max_num_batched_tokens``. vLLM chooses other settings that are None.
+    ``batches``: steps in flight at once.
     """
 
     label: str
@@ -58,14 +58,14 @@ class Configuration:
 
     @property
     def gpu_blocks(self) -> int:
-        """The pool as vLLM counts it, and as ``--num-gpu-blocks-override`` sets it."""
+        """Blocks of the pool with the null block, as ``--num-gpu-blocks-override`` takes them."""
         return self.num_blocks + 1
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The size of a pool that a user asks for: a ``factor`` of the recorded memory, or so many
-    ``blocks`` as vLLM counts them, the null block included."""
+    """The size of a pool that a user asks for: a ``factor`` of the recorded memory, or ``blocks``,
+    the null block included, as vLLM counts them."""
 
     factor: float | None = None
     blocks: int | None = None
@@ -75,7 +75,7 @@ class Pool:
         return f"{self.factor:g}x blocks" if self.blocks is None else f"{self.blocks:,} blocks"
 
     def usable(self, base: Configuration, block_size: int) -> int:
-        """Usable blocks of this size."""
+        """Usable blocks of a pool of this size."""
         if self.blocks is not None:
             return self.blocks - 1
         return round((self.factor or 0) * base.gpu_blocks * base.block_size / block_size) - 1
@@ -83,8 +83,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Choices:
-    """What is to be tried of each setting, all combinations of it; of an empty one, what was
-    recorded. Without ``blocks`` the memory stays the same, whatever the block size."""
+    """The values to try of each setting, in all combinations; an empty setting stays as recorded.
+
+    Without ``blocks`` the pool keeps its memory, whatever the block size.
+    """
 
     blocks: tuple[Pool, ...] = ()
     block_size: tuple[int, ...] = ()
@@ -96,7 +98,7 @@ class Choices:
 
 
 def pools(text: str) -> tuple[Pool, ...]:
-    """The sizes that a text lists.
+    """The sizes in a text.
 
     >>> pools("0.5x,4000")
     (Pool(factor=0.5, blocks=None), Pool(factor=None, blocks=4000))
@@ -122,7 +124,7 @@ def _pool(text: str) -> Pool:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The whole numbers from 1 on that a text lists.
+    """The whole numbers from 1 on in a text.
 
     Raises:
         RuleError: it is no such list.
@@ -136,7 +138,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def switches(text: str) -> tuple[bool, ...]:
-    """The positions, on and off, that a text lists.
+    """The switches in a text: true for ``on``, false for ``off``.
 
     Raises:
         RuleError: it is no such list.
@@ -146,10 +148,10 @@ def switches(text: str) -> tuple[bool, ...]:
 
 
 def words(text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the words that a text lists.
+    """The words in a text, all of them ``allowed``.
 
     Raises:
-        RuleError: it lists something else.
+        RuleError: the text has another word.
 
     """
     found = tuple(part.lower() for part in _listed(text))
@@ -164,13 +166,13 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple[str, ...]]:
-    """The configuration that the session ran with, and a line for each thing that the replay
-    takes otherwise than it was, or has to guess.
+    """The configuration that the session ran with, and a line for each thing that the simulation
+    does otherwise or has to guess.
 
-    Of a trace, which ran with none, the first of the choices and vLLM's defaults.
+    For a trace, which has none, it is the first of the choices and vLLM's defaults.
 
     Raises:
-        SessionError: it cannot be replayed.
+        SessionError: the session cannot be simulated.
 
     """
     longest = int((workload.input_tokens + workload.output_tokens).max()) + 1
@@ -178,12 +180,12 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
         return _of_trace(choices, longest), ()
     facts = workload.measured.facts
     _refuse(workload, facts)
-    told, notes = facts.scheduler, list(_notes(facts))
-    seqs = _told(told.max_num_seqs, "max_num_seqs", MAX_NUM_SEQS, notes)
-    tokens = _told(
-        told.max_num_batched_tokens, "max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, notes
+    settings, notes = facts.scheduler, list(_notes(facts))
+    seqs = _or_default(settings.max_num_seqs, "max_num_seqs", MAX_NUM_SEQS, notes)
+    tokens = _or_default(
+        settings.max_num_batched_tokens, "max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, notes
     )
-    is_async = told.async_scheduling is True
+    is_async = settings.async_scheduling is True
     pipeline = facts.pipeline_parallel or 1
     return Configuration(
         label="as recorded",
@@ -191,17 +193,19 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
         block_size=workload.measured.block_size or 0,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        prefix_caching=_told(facts.prefix_caching, "prefix_caching", True, notes),
-        policy=_told(told.policy, "policy", "fcfs", notes),
-        chunked_prefill=_told(told.chunked_prefill, "chunked_prefill", True, notes),
-        max_model_len=max(_told(facts.max_model_len, "max_model_len", longest, notes), longest),
+        prefix_caching=_or_default(facts.prefix_caching, "prefix_caching", True, notes),
+        policy=_or_default(settings.policy, "policy", "fcfs", notes),
+        chunked_prefill=_or_default(settings.chunked_prefill, "chunked_prefill", True, notes),
+        max_model_len=max(
+            _or_default(facts.max_model_len, "max_model_len", longest, notes), longest
+        ),
         async_scheduling=is_async,
         batches=max(pipeline, 2 if is_async else 1),
-        max_num_active_seqs=_unlike(told.max_num_active_seqs, seqs),
-        max_num_scheduled_tokens=_unlike(told.max_num_scheduled_tokens, tokens),
-        scheduler_reserve_full_isl=told.scheduler_reserve_full_isl,
-        watermark=told.watermark,
-        long_prefill_token_threshold=told.long_prefill_token_threshold,
+        max_num_active_seqs=_unlike(settings.max_num_active_seqs, seqs),
+        max_num_scheduled_tokens=_unlike(settings.max_num_scheduled_tokens, tokens),
+        scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
+        watermark=settings.watermark,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
     ), tuple(notes)
 
 
@@ -209,7 +213,7 @@ def _of_trace(choices: Choices, longest: int) -> Configuration:
     sizes = [pool.blocks for pool in choices.blocks if pool.blocks is not None]
     if not sizes:
         raise RuleError(
-            "a trace ran in no pool whose size could be kept or multiplied; name the pool, in "
+            "a trace has no pool whose size could be kept or multiplied; name the pool, in "
             "blocks as vLLM counts them: --blocks 4000"
         )
     return Configuration(
@@ -229,57 +233,61 @@ def _refuse(workload: Workload, facts: Facts) -> None:
     measured = workload.measured
     if measured is None or not measured.num_blocks or not measured.block_size:
         raise SessionError(
-            f"{workload.name}: metadata.json does not tell how large the pool and its blocks "
-            "were, so there is no configuration to replay"
+            f"{workload.name}: metadata.json does not say how large the pool and its blocks "
+            "were, so there is no configuration to simulate"
         )
     kinds = [group.kind or "of an unknown kind" for group in facts.groups]
     if len(kinds) > 1 or (kinds and facts.groups[0].kind not in (*FULL_ATTENTION, None)):
         raise SessionError(
-            f"{workload.name}: its model has KV cache groups {', '.join(kinds)}, and what is "
-            "replayed exactly is one group of full attention; the fast engine (--fast) models it"
+            f"{workload.name}: its model has KV cache groups {', '.join(kinds)}, and only one "
+            "group of full attention can be simulated exactly; the fast engine (--fast) models it"
         )
 
 
 def _notes(facts: Facts) -> Iterator[str]:
-    told = facts.scheduler
-    if told.speculative_tokens:
+    settings = facts.scheduler
+    if settings.speculative_tokens:
         yield (
-            f"speculative decoding ({told.speculative_tokens} tokens) is not replayed: each step "
-            "gives a request one token, so steps and waiting times are too many"
+            f"speculative decoding ({settings.speculative_tokens} tokens) is not simulated: each "
+            "step gives a request one token, so there are too many steps, and waiting is too long"
         )
-    if told.connector:
-        yield f"the KV connector {told.connector} is not replayed: what it found is computed"
-    if told.max_loras:
-        yield f"that a step runs at most {told.max_loras} adapters is not replayed"
-    if told.async_scheduling is None:
-        yield "whether scheduling was asynchronous is not recorded; replayed as if it was not"
+    if settings.connector:
+        yield (
+            f"the KV connector {settings.connector} is not simulated: requests compute what it "
+            "found"
+        )
+    if settings.max_loras:
+        yield f"the limit of {settings.max_loras} adapters in a step is not simulated"
+    if settings.async_scheduling is None:
+        yield "whether scheduling was asynchronous is not recorded; simulated as if it was not"
 
 
 def goes_into_blocks(workload: Workload, tried: Iterable[Configuration]) -> bool:
-    """Whether a configuration has blocks that end inside recorded ones."""
+    """Whether blocks of a configuration end inside recorded blocks."""
     return any(one.block_size % workload.block_size for one in tried)
 
 
 def doubts(
     workload: Workload, tried: Iterable[Configuration], prefixes: Prefixes | None
 ) -> Iterator[str]:
-    """A line for each block size that the recorded contents do not tell all about."""
+    """A line for each block size for which the recorded contents are not known well enough."""
     size = workload.block_size
     for other in sorted({one.block_size for one in tried if one.block_size % size}):
         by_prefixes = prefixes is not None and size % UNIT == 0 and other % UNIT == 0
         beyond = f" beyond their first {LONGEST:,} tokens" if by_prefixes else ""
-        if workload.told:
+        if workload.has_contents:
             yield (
                 f"block size {other:,}: what prompts share of less than the {size:,} tokens of a "
                 f"recorded block is not known{beyond}, so its hit rate is a lower bound"
             )
 
 
-def _told(value: Any, name: str, otherwise: Any, notes: list[str]) -> Any:
+def _or_default(value: Any, name: str, otherwise: Any, notes: list[str]) -> Any:
+    """The value, or what stands in for a missing one, with a note of that."""
     if value is not None:
         return value
     shown = ("off", "on")[otherwise] if isinstance(otherwise, bool) else otherwise
-    notes.append(f"{name} is not recorded; replayed with {shown}")
+    notes.append(f"{name} is not recorded; simulated with {shown}")
     return otherwise
 
 
@@ -288,23 +296,23 @@ def _unlike(value: int | None, other: int) -> int | None:
 
 
 def configurations(
-    base: Configuration, choices: Choices, *, told: bool
+    base: Configuration, choices: Choices, *, has_contents: bool
 ) -> tuple[Configuration, ...]:
-    """Every combination of the choices, but for the base itself.
+    """Every combination of the choices except the base itself.
 
     Args:
-        base: what stays where nothing is chosen.
-        choices: what is to be tried.
-        told: whether the contents of the requests are known.
+        base: the values of settings without a choice.
+        choices: the values to try.
+        has_contents: whether the contents of the requests are known.
 
     Raises:
-        RuleError: one of them makes no sense.
+        RuleError: a combination makes no sense, or there are too many.
 
     """
-    if not told and not base.prefix_caching and True in choices.prefix_caching:
+    if not has_contents and not base.prefix_caching and True in choices.prefix_caching:
         raise RuleError(
-            "prefix caching was off when this was recorded, so what prompts share is not known: "
-            "it cannot be tried on"
+            "prefix caching was off when this was recorded, so what prompts share is not known, "
+            "and prefix caching cannot be tried"
         )
     values = (
         choices.blocks or (Pool(factor=1.0),),

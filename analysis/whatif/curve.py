@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What did the fast engine find: hit rates by size and rule, and what holds them back?"""
+"""What did the fast engine find: hit rates by size and rule, and the limits of them?"""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from analysis.whatif.outcome import Outcome
 from analysis.whatif.pools import Pool
 
 LRU = "lru"
-"""What vLLM does."""
+"""vLLM's rule."""
 
 BELADY = "belady"
-"""The bound that no rule exceeds."""
+"""The bound for all rules."""
 
 Holds = Literal["capacity", "policy", "workload"]
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Over all engines. ``query_tokens``: prompt tokens. Of these, ``within_tokens`` and
-    ``across_tokens`` were computed before; ``new_tokens`` were not, or not in a full block, or are
-    in the block that is always computed. ``hit_rate``: the share of the first two, from 0 to 1,
-    None where there is no request. ``conversations``: how many, single requests included.
-    ``distinct_blocks``: different contents, of prompts and outputs.
+    """What a pool that never evicts would find, over all engines.
+
+    ``query_tokens``: prompt tokens. An earlier request had computed ``within_tokens`` of them in
+    the same conversation and ``across_tokens`` in another one. ``new_tokens`` are the others: no
+    request had computed them, or they lie in a block that is not full, or in the one that vLLM
+    always computes. ``hit_rate``: the share of the first two, from 0 to 1, None without a request.
+    ``conversations``: how many there are, single requests included. ``distinct_blocks``: different
+    contents, of prompts and answers.
     """
 
     requests: int
@@ -39,14 +42,14 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What holds the hit rate of a pool back.
+    """What limits the hit rate of a pool.
 
-    ``by``: ``capacity`` (even the best choice of what to evict would lose most of what is lost),
-    ``policy`` (a better choice would keep most of it) or ``workload`` (nothing is lost: what is not
-    found has not been there before). ``lost_to_capacity`` and ``lost_to_policy``: shares of the
-    prompt tokens, from 0 to 1: the ceiling less Belady's bound, and that less vLLM's rule. Belady's
-    bound knows the future; ``best_policy`` is the rule that does not and finds most, of those asked
-    for, and ``best_hit_rate`` what it finds.
+    ``by``: ``capacity`` (the best choice of blocks to evict would still lose most of what is
+    lost), ``policy`` (a better choice would keep most of it) or ``workload`` (nothing is lost: all
+    else is new). ``lost_to_capacity`` and ``lost_to_policy``: shares of the prompt tokens, from 0
+    to 1: the ceiling less Belady's bound, and that bound less vLLM's rule. Belady's bound knows the
+    future. ``best_policy``: of the other rules that were asked for, the one that finds most;
+    ``best_hit_rate``: what it finds.
     """
 
     by: Holds
@@ -58,15 +61,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Point:
-    """One pool: ``outcomes`` by rule, in the order they were asked for. ``verdict``: None unless
-    vLLM's rule and the bound were."""
+    """One pool. ``outcomes``: by rule, in the order of the rules. ``verdict``: None unless vLLM's
+    rule and Belady's are among them."""
 
     pool: Pool
     outcomes: tuple[Outcome, ...]
     verdict: Verdict | None
 
     def outcome(self, policy: str) -> Outcome | None:
-        """What this rule does with the pool."""
+        """The outcome of this rule; None where it was not asked for."""
         return next((found for found in self.outcomes if found.policy == policy), None)
 
 
@@ -74,14 +77,13 @@ class Point:
 class Curve:
     """The model's answer for a workload.
 
-    ``name``: the session or trace. ``block_size``: tokens a block. ``engines``: data-parallel
-    ranks, each with a pool of its own, of the size given. ``references``: blocks that requests
-    held, each time counted. ``measured``: what the session itself did, None for a trace.
-    ``points``: by size. ``at_measured``: the model at the session's own size, to be held against
-    ``measured``; its ``verdict`` is the session's. ``enough_blocks``: the smallest pool, under
-    vLLM's rule, that finds all that there is to be found: nothing more is to be gained beyond it.
-    ``nearly_blocks``: the smallest that finds 99 % of it. ``notes``: what the model leaves out
-    here, one sentence each.
+    ``name``: the session or trace. ``block_size``: tokens in a block. ``engines``: data-parallel
+    ranks, each with a pool of its own of the given size. ``references``: the sum of the blocks of
+    all requests. ``measured``: what the session itself did, None for a trace. ``points``: by size.
+    ``at_measured``: the model at the session's own size, to compare with ``measured``; its
+    ``verdict`` is that of the session. ``enough_blocks``: the smallest pool that finds, under
+    vLLM's rule, all that a pool can find. ``nearly_blocks``: the smallest that finds 99 % of it.
+    ``notes``: what the model leaves out here, one sentence each.
     """
 
     name: str

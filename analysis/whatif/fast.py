@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What hit rate would pools of other sizes and other eviction rules have had? A model, in seconds.
 
-``curve`` needs no vLLM. It goes by the content ids alone, in the order in which requests were
-admitted, one request after the other; a hit needs every block before it. Under ``lru``, blocks of
-requests that ran at the same time are held as long as the session says that they ran; the other
-rules evict them like any. Queueing, preemption, and prompts that are computed in several steps
-while the same prompt arrives again, are not part of the model: the exact engine replays them.
+``curve`` needs no vLLM. It takes the content ids of one request after the other, in the order of
+their admission; a hit needs every block before it. Under ``lru``, requests that ran at the same
+time hold their blocks as long as the session says that they ran; the other rules may evict these,
+too. The model leaves queueing and preemption out, and prompts that arrive again while the same
+prompt is being computed: the exact engine simulates these.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _RULES: Mapping[str, Find] = {
 }
 
 POLICIES = (LRU, *_RULES)
-"""Every rule: what vLLM does first, the bound that none exceeds last."""
+"""Every rule: vLLM's first, and last the bound for all of them."""
 
 NOTHING_LOST = 0.01
-"""Less than one point below the ceiling counts as nothing."""
+"""A loss of less than this share of the prompt tokens counts as none."""
 
 NEARLY = 0.99
-"""The share of the ceiling that counts as nearly all of it."""
+"""From this share of the ceiling on, a pool finds nearly all."""
 
 
 def curve(
@@ -54,18 +54,18 @@ def curve(
 
     Args:
         workload: of a session or a trace; ``Workload.resized`` gives one of another block size.
-        sizes: in usable blocks of each engine. From a quarter to sixteen times the session's by
-            default; without a session from a 64th of what is enough.
+        sizes: in usable blocks of each engine; by default from a quarter to sixteen times the
+            session's pool, and for a trace from a 64th of the pool that finds everything.
         policies: names out of ``POLICIES``.
 
     Raises:
-        SessionError: the session does not tell the contents.
+        SessionError: the contents of the requests are not known.
 
     """
-    if not workload.told:
+    if not workload.has_contents:
         raise SessionError(
-            f"{workload.name} does not tell what its requests consisted of: prefix caching was "
-            "off; record a session with it on"
+            f"{workload.name} does not have the contents of its requests, since prefix caching "
+            "was off; record a session with it on"
         )
     engines = [references.of_workload(workload.of_engine(rank)) for rank in workload.engines]
     stacks = [lru.distances(each) for each in engines]
@@ -98,13 +98,13 @@ def curve(
 
 
 def enough(workload: Workload) -> int:
-    """``Curve.enough_blocks``, alone."""
+    """``Curve.enough_blocks``, without the rest of the curve."""
     engines = (references.of_workload(workload.of_engine(rank)) for rank in workload.engines)
     return max((lru.distances(each).enough() for each in engines), default=0)
 
 
 def _own_size(workload: Workload) -> int | None:
-    """The session's own pool, where it had blocks of the same size."""
+    """The size of the session's own pool, if its blocks had the same size; else None."""
     measured = workload.measured
     if measured is None or measured.block_size != workload.block_size:
         return None
@@ -114,7 +114,7 @@ def _own_size(workload: Workload) -> int | None:
 def _outcomes(
     engines: Sequence[References], stacks: Sequence[Distances], policy: str, sizes: Sequence[int]
 ) -> list[Outcome]:
-    """One for each size."""
+    """The outcome of this rule for each size."""
     if policy == LRU:
         by_engine = [[stack.found(size) for size in sizes] for stack in stacks]
     else:
@@ -144,8 +144,7 @@ def _outcome(
 
 
 def _evictions(each: References, found: Ints, size: int) -> int:
-    """Every content that did not find room, but for those that came while the pool filled up: it
-    stays full from then on."""
+    """Evictions after the warm-up: once the pool is full, one for each content that comes in."""
     came = np.cumsum(each.chains.lengths - found)
     began = int(came[~each.counts].max(initial=0))
     return int(max(0, came[-1] - size) - max(0, began - size)) if len(came) else 0
@@ -165,13 +164,13 @@ def _verdict(rates: Mapping[str, float], most: float | None) -> Verdict | None:
     by: Holds = "capacity" if to_capacity >= to_policy else "policy"
     if to_capacity + to_policy < NOTHING_LOST:
         by = "workload"
-    # Of equals, the first: vLLM's own.
+    # The first one of equals, as vLLM's rule comes first.
     best = max((policy for policy in rates if policy != BELADY), key=lambda name: rates[name])
     return Verdict(by, to_capacity, to_policy, best, rates[best])
 
 
 def _nearly(stacks: Sequence[Distances], most: Ceiling, enough: int) -> int:
-    """By halving: a larger pool never finds less."""
+    """The smallest pool that finds nearly all, by bisection: a larger pool never finds less."""
     wanted = NEARLY * (most.within_tokens + most.across_tokens)
     low, high = 0, enough
     while low < high:
@@ -191,7 +190,7 @@ def _hit_tokens(stacks: Sequence[Distances], size: int) -> int:
 
 
 _OUTPUTS = (
-    "A trace does not tell what its outputs consist of: they take room, and no later turn finds "
+    "A trace does not have the contents of its answers: they take room, and no later turn finds "
     "them."
 )
 
@@ -206,15 +205,15 @@ def _session_notes(facts: Facts, block_size: int) -> list[str]:
     notes = []
     if any(group.kind not in FULL_ATTENTION for group in facts.groups if group.kind):
         notes.append(
-            "The model knows full attention alone; this engine has other KV cache groups, which "
-            "let go of blocks earlier and hit by other rules."
+            "The model knows full attention only; this engine has other KV cache groups, which "
+            "free blocks earlier and hit by other rules."
         )
     if facts.scheduler.drops_hit_unit:
-        notes.append("Speculation computes the last block of every hit anew: not modelled.")
+        notes.append("The model leaves out that speculation computes the last block of a hit anew.")
     sizes = {group.block_size for group in facts.groups if group.block_size}
     if any(block_size % size for size in sizes):
         notes.append(
-            f"The session tells contents in blocks of {min(sizes)} tokens: what two prompts share "
-            f"of less than that is not known, so hits in blocks of {block_size} may be too few."
+            f"Contents are known in blocks of {min(sizes)} tokens: what two prompts share within "
+            f"such a block is not known, so hits in blocks of {block_size} may be too few."
         )
     return notes

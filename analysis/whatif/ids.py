@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of numbers of different lengths, one a request, in two arrays."""
+"""Lists of numbers with different lengths, one for each request, in two arrays."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Ids:
-    """``values``: the numbers of all lists, one list after the other. ``offsets``: where in them
-    each list begins, and at last where the last one ends."""
+    """``values``: the numbers of all lists, one list after the other. ``offsets``: where each list
+    begins in them, and where the last one ends."""
 
     values: Ints
     offsets: Ints
@@ -42,12 +42,12 @@ class Ids:
 
     @property
     def rows(self) -> Ints:
-        """Of every value, the number of its list."""
+        """For each value, the number of its list."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def positions(self) -> Ints:
-        """Of every value, its place in its list."""
+        """For each value, its place in its list."""
         return np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
 
     def take(self, chosen: Ints) -> Ids:
@@ -58,12 +58,12 @@ class Ids:
         return Ids(self.values[at], ends)
 
     def head(self, lengths: Ints) -> Ids:
-        """No more than the first so many values of each list."""
+        """The first values of each list, at most so many."""
         kept = np.minimum(self.lengths, np.maximum(lengths, 0))
         return Ids(self.values[self.positions < np.repeat(kept, self.lengths)], offsets(kept))
 
     def __add__(self, other: Ids) -> Ids:
-        """Each list followed by the other's list of the same number."""
+        """Each list, followed by the list of ``other`` with the same number."""
         lengths = self.lengths + other.lengths
         ends = offsets(lengths)
         values = np.empty(ends[-1], np.int64)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What did one configuration do with a workload, or what would it have done?
 
-One shape for what was measured, what was replayed through vLLM's own code and what was modelled,
+Measured figures, those simulated through vLLM's own code, and modelled ones have the same shape,
 so that they can stand in one table.
 """
 
@@ -12,30 +12,30 @@ from typing import Literal
 
 Engine = Literal["measured", "exact", "fast"]
 
-SAYS = {"measured": "measured", "exact": "replayed", "fast": "modelled"}
-"""The word for figures of each engine, wherever a user sees them."""
+SAYS = {"measured": "measured", "exact": "simulated", "fast": "modelled"}
+"""The word for the figures of each engine, wherever a user sees them."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What one configuration did.
 
-    ``engine``: ``measured`` (the session itself), ``exact`` (replayed through vLLM's scheduler) or
-    ``fast`` (modelled). ``label``: the configuration, in a few words. ``num_blocks``: the pool's
-    usable blocks on each engine, without the null block; None for a pool without an end.
-    ``block_size``: tokens a block. ``policy``: what is evicted first.
+    ``engine``: ``measured`` (the session itself), ``exact`` (simulated through vLLM's scheduler) or
+    ``fast`` (modelled). ``label``: the configuration, in a few words. ``num_blocks``: usable blocks
+    of each engine's pool, without the null block; None for a pool without a limit. ``block_size``:
+    tokens in a block. ``policy``: the rule of eviction.
 
-    ``requests``: requests that were admitted and count, each once. ``query_tokens``: their prompt
-    tokens; ``hit_tokens``: those of them that were found in the cache. ``evictions``: blocks with
-    content that lost it. ``failed_requests``: requests that need more blocks than the pool has.
+    ``requests``: admitted requests that count, each once. ``query_tokens``: tokens of their
+    prompts; ``hit_tokens``: those found in the cache. ``evictions``: cached blocks that lost their
+    content. ``failed_requests``: requests that need more blocks than the pool has.
 
-    None where the engine does not tell: ``preemptions``; ``recomputed_tokens``, computed again
-    because of them; ``steps`` of the scheduler that scheduled tokens; ``queue_mean_sec`` and
-    ``queue_p99_sec``, from a request's arrival to its first admission; ``span_sec``, from the
+    These are None where the engine does not know them. ``preemptions``; ``recomputed_tokens``:
+    computed again because of these; ``steps``: those that scheduled tokens; ``queue_mean_sec`` and
+    ``queue_p99_sec``: from a request's arrival to its first admission; ``span_sec``: from the
     first arrival to the last end.
 
-    Follow from these: ``says``, that figures are ``measured``, ``replayed`` or ``modelled``, and
-    ``hit_rate``, tokens found of those asked for, from 0 to 1, None where none were.
+    These follow from the others. ``says``: ``measured``, ``simulated`` or ``modelled``;
+    ``hit_rate``: tokens found, of tokens asked for, from 0 to 1, None where none were asked for.
     """
 
     engine: Engine

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does a pool find that evicts by a rule from the literature?
 
-Each rule sees the blocks of a chain one by one, the last one first, so that of blocks that it knows
-no difference between, the end of a chain goes before its beginning. A lookup finds the blocks from
-the chain's first one up to the first that is not there; one that is there behind a gap is computed
-again, which the rule sees as a use of it. Blocks that requests hold are not protected, unlike in
-vLLM, so for a pool that is barely larger than what runs the figures are a little off.
+Each rule sees the blocks of a chain one by one, the last one first. So where it makes no
+difference between blocks, it evicts the end of a chain before its beginning. A lookup finds the
+blocks of the chain up to the first that is missing. A block behind that is computed again, which
+the rule takes for a use of it. Unlike in vLLM, a rule may evict blocks that requests hold: the
+figures are a little off for a pool that is hardly larger than what running requests hold.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Cache(Protocol):
         """Whether the block is there."""
 
     def use(self, block: int) -> None:
-        """The block is used; if it is not there it comes in, and another one may go."""
+        """Use the block. If it is not in the pool it comes in, and another one may be evicted."""
 
 
 def found(references: References, sizes: Sequence[int], rule: type[Cache]) -> list[Ints]:
-    """Blocks that each request finds in pools of each of these sizes."""
+    """For each size of a pool, the blocks that each request finds under this rule."""
     chains = [chain.tolist() for chain in references.chains]
     return [np.minimum(_found(chains, rule(size)), references.readable) for size in sizes]
 
@@ -54,8 +54,8 @@ def _found(chains: Sequence[Sequence[int]], cache: Cache) -> Ints:
 
 
 class Lfu:
-    """Least frequently used: evicts what was used least often since it came in, and of those the
-    one that was not used for longest."""
+    """Least frequently used: evicts the block that was used least often since it came in, and of
+    several the one that was not used for longest."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -91,9 +91,9 @@ class Lfu:
 
 
 class Arc:
-    """Adaptive replacement cache: blocks used once and blocks used again, each under LRU, with
-    shares that what it evicted lately shifts (Megiddo and Modha, "ARC: a self-tuning, low overhead
-    replacement cache", FAST '03, figure 4)."""
+    """Adaptive replacement cache: one LRU list of blocks used once and one of blocks used again. A
+    use of a block that it evicted lately shifts the shares of the two (Megiddo and Modha, "ARC: a
+    self-tuning, low overhead replacement cache", FAST '03, figure 4)."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -153,10 +153,11 @@ class Arc:
 
 
 class S3Fifo:
-    """Three FIFO queues: a small one that what is not used again leaves quickly, a main one, and
-    the names of what left the small one lately (Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are
-    all you need for cache eviction", SOSP '23), as its authors' simulator libCacheSim has it: until
-    the pool is full, what finds no room in the small queue goes to the main one."""
+    """Three FIFO queues: a small one, which blocks leave quickly if they are not used again, a main
+    one, and one of the names of blocks that left the small one lately (Yang, Zhang, Qiu, Yue and
+    Vinayak, "FIFO queues are all you need for cache eviction", SOSP '23). As in libCacheSim, its
+    authors' simulator, blocks that find no room in the small queue go to the main one until the
+    pool is full."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -215,9 +216,9 @@ class S3Fifo:
 
 
 class Sieve:
-    """One FIFO queue and a hand that goes from its oldest block to its newest: what was used since
-    the hand last came by stays, the first that was not goes (Zhang, Yang, Yue, Vigfusson and
-    Rashmi, "SIEVE is simpler than LRU", NSDI '24, algorithm 1)."""
+    """One FIFO queue and a hand that moves from its oldest block to its newest. Blocks that were
+    used since the hand last passed them stay; the first that was not is evicted (Zhang, Yang, Yue,
+    Vigfusson and Rashmi, "SIEVE is simpler than LRU", NSDI '24, algorithm 1)."""
 
     def __init__(self, size: int) -> None:
         self._size = size

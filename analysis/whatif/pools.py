@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a pool of so many blocks take: how much memory, which setting, how many GPUs?"""
+"""What does a pool of so many blocks need: how much memory, which setting, how many GPUs?"""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from analysis.whatif.workload import Measured
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Of the pool that the session had."""
+"""Sizes of pools, as factors of the session's."""
 
 _MOST_UTILIZATION = 0.97
-"""The driver, and whoever else uses the GPU, need the rest."""
+"""The driver, and other users of the GPU, need the rest."""
 
 _MOST_GPUS = 16
-"""Times the GPUs that the engine has."""
+"""Largest factor by which the number of GPUs may grow."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool of ``num_blocks`` usable blocks, modelled from what the session's workers told at
-    start-up; None where they did not, or it does not fit.
+    """A pool of ``num_blocks`` usable blocks, and what it needs.
 
-    ``factor``: of the memory that the session's pool had, its null block included. ``gib``: of KV
-    cache on each GPU, with as many GPUs as now. ``gpu_memory_utilization``: that gives so many
-    blocks on these GPUs. ``gpus``: for one engine at the present setting, or with a larger one if
-    that does: weights and KV cache are taken to be spread evenly by tensor parallelism, and all
-    else to stay as it is.
+    ``factor``: of the memory that the session's pool had, null blocks included. ``gib``: KV cache
+    on each GPU, with as many GPUs as the session had. ``gpu_memory_utilization``: the setting that
+    gives so many blocks on these GPUs. ``gpus``: how many GPUs an engine needs; more than it had
+    only if no setting is enough. This assumes that tensor parallelism spreads weights and KV cache
+    evenly, and that all else stays as it is. A figure is None where the session's workers did not
+    record what it takes to compute it, or where the pool does not fit.
     """
 
     num_blocks: int
@@ -42,20 +42,20 @@ class Pool:
 
 
 def sizes(measured: Measured, block_size: int) -> tuple[int, ...]:
-    """Pools from a quarter to sixteen times the session's memory, in blocks of this size; none
-    where the session does not tell how large its pool was."""
+    """Usable blocks of pools from a quarter to sixteen times the session's memory, in blocks of
+    this size; none where the session's own size is not known."""
     found = (times(measured, block_size, factor) for factor in FACTORS)
     return tuple(usable for usable in found if usable is not None)
 
 
 def times(measured: Measured, block_size: int, factor: float) -> int | None:
-    """Usable blocks in so many times the session's memory."""
+    """Usable blocks in ``factor`` times the session's memory; None where that is not known."""
     now = _blocks_now(measured, block_size)
     return max(1, round(now * factor) - 1) if now else None
 
 
 def fractions(enough: int) -> tuple[int, ...]:
-    """Pools from a 64th of what is enough for all, where there is no pool to go by."""
+    """Pools from a 64th of ``enough`` blocks up to all of them, for a trace, which has no pool."""
     return tuple(dict.fromkeys(max(1, enough >> shift) for shift in range(6, -1, -1)))
 
 
@@ -81,14 +81,14 @@ def _describe(blocks: int, measured: Measured | None, block_size: int) -> Pool:
 
 
 def _blocks_now(measured: Measured, block_size: int) -> float | None:
-    """The session's pool with its null block, which takes memory, too."""
+    """The session's pool in blocks of this size, with its null block, which takes memory, too."""
     if not measured.num_blocks or not measured.block_size:
         return None
     return (measured.num_blocks + 1) * measured.block_size / block_size
 
 
 def _utilization(taken: float, start_up: StartUp | None) -> float | None:
-    """gpu_memory_utilization is what vLLM may take in all, of the GPU's memory."""
+    """The setting is the share of the GPU's memory that vLLM may take for everything."""
     if start_up is None or not start_up.total_bytes:
         return None
     if start_up.requested_bytes is None or start_up.kv_bytes is None:

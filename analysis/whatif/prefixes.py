@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do prompts share of less than a recorded block?
+"""What do prompts share within a recorded block?
 
-Content ids tell contents by whole blocks. The ids of prefixes tell the beginnings of prompts in
-shorter steps, up to a length: with them smaller blocks than the recorded ones can be told apart.
+Content ids stand for whole blocks. The ids of prefixes stand for the beginnings of prompts in
+shorter steps, up to a length: they allow for smaller blocks than the recorded ones.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ UNIT = 16
 """Tokens from one prefix to the next."""
 
 LONGEST = 1024
-"""Tokens of the longest prefix that is told in such steps."""
+"""Tokens of the longest prefix in such steps."""
 
 UNKNOWN = -1
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """``ids``: of each request, in the order in which they were seen, what stands for its prompt's
-    first ``UNIT`` tokens, the first two times ``UNIT`` and so on, or ``UNKNOWN``. ``engine``: its
+    """``ids``: for each request, in the order of arrival, the ids of the first ``UNIT`` tokens of
+    its prompt, of the first two times ``UNIT`` and so on, or ``UNKNOWN``. ``engine``: its
     data-parallel rank."""
 
     ids: Ids
     engine: Ints
 
     def of_engine(self, rank: int) -> Ids:
-        """Those of the requests of one engine."""
+        """The ids of one engine's requests."""
         return self.ids.take(np.flatnonzero(self.engine == rank))
 
 
 def read(session: Session) -> Prefixes | None:
-    """The prefixes of all requests; None where the session tells them otherwise, or not at all.
+    """The prefixes of all requests; None where the session has other lengths, or none.
 
     Raises:
         SessionError: the table cannot be read.

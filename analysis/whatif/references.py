@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which blocks did each request look for and leave behind, and when was each used before and next?
 
-The view that the fast engine has of a workload. Requests come in order of admission, and each does
-all of it at once: it finds what is in the cache of its prompt, up to the first block that is not,
-and then holds its whole chain of blocks, output included.
+The fast engine sees a workload like this. Requests come in the order of admission, and each does
+everything at once: it finds the blocks of its prompt up to the first that is not cached, and then
+holds its whole chain of blocks, those of its answer included. A *reference* is a block of a chain.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from analysis.whatif.workload import Bools, Workload
 
 @dataclass(frozen=True)
 class References:
-    """One entry a request, in order of admission.
+    """An entry for each request, in the order of admission.
 
-    ``chains``: its blocks, first to last, numbered from 0 to ``blocks``; a number stands for a
+    ``chains``: its blocks, first to last, as numbers below ``blocks``; a number stands for a
     content with everything before it. ``readable``: how many of them a lookup can find: never the
-    block that holds the prompt's last token, which vLLM always computes. ``needs``: blocks that it
-    holds at its end. ``freed``: its rank in the order in which requests let go of their blocks.
-    ``counts``: not part of the warm-up. ``block_size`` and ``input_tokens``: in tokens.
+    block with the prompt's last token, which vLLM always computes. ``needs``: blocks that it holds
+    at its end. ``freed``: its rank in the order in which requests free their blocks. ``counts``: it
+    is not part of the warm-up. ``block_size`` and ``input_tokens``: in tokens.
     """
 
     chains: Ids
@@ -42,12 +42,12 @@ class References:
 
     @property
     def can_be_found(self) -> Bools:
-        """Of each reference, whether the request's lookup can find the block."""
+        """For each reference, whether the request's lookup can find the block."""
         return self.chains.positions < np.repeat(self.readable, self.chains.lengths)
 
 
 def of_workload(workload: Workload) -> References:
-    """The references of a workload on one engine; requests that were never admitted have none."""
+    """The references of one engine's workload, without requests that were never admitted."""
     ran = workload.take(np.flatnonzero(workload.computed_tokens > 0))
     admitted = np.where(np.isfinite(ran.admitted_sec), ran.admitted_sec, ran.arrival_sec)
     order = np.argsort(admitted, kind="stable")
@@ -75,7 +75,7 @@ def of_chains(
     block_size: int,
     input_tokens: Ints,
 ) -> References:
-    """References whose blocks are named by any ids."""
+    """References of chains with ids of any kind."""
     numbers, blocks = _numbered(chains)
     return References(
         chains=Ids(numbers, chains.offsets),
@@ -90,7 +90,7 @@ def of_chains(
 
 
 def _numbered(chains: Ids) -> tuple[Ints, int]:
-    """Numbers from 0 on that are the same where content and everything before it are."""
+    """A number for each block, the same where its content and all before it are, and how many."""
     values = np.unique(chains.values, return_inverse=True)[1].ravel()
     before = np.full(len(values), -1)
     before[1:] = values[:-1]
@@ -103,7 +103,7 @@ def _numbered(chains: Ids) -> tuple[Ints, int]:
 
 
 def _numbered_by_prefix(values: Ints, chains: Ids) -> tuple[Ints, int]:
-    """The same for a trace whose ids do not stand for what comes before them."""
+    """The same for a trace whose ids do not stand for all before them, too."""
     numbers = np.empty(len(values), np.int64)
     lengths, begins, blocks = chains.lengths, chains.offsets[:-1], 0
     for position in range(int(lengths.max(initial=0))):
@@ -116,8 +116,8 @@ def _numbered_by_prefix(values: Ints, chains: Ids) -> tuple[Ints, int]:
 
 
 def last_freed(references: References) -> Ints:
-    """Of each reference: among the requests that had the block before, the rank of the one that
-    lets go of it last; -1 where none had it."""
+    """For each reference: of the requests that had the block before, the rank of the one that frees
+    it last; -1 where none had it."""
     order, block = _by_block(references)
     above = len(references) + 1
     rank = references.freed[references.chains.rows[order]]
@@ -128,7 +128,7 @@ def last_freed(references: References) -> Ints:
 
 
 def first_user(references: References) -> Ints:
-    """Of each reference, the first request that had the block."""
+    """For each reference, the first request that had the block."""
     order, block = _by_block(references)
     begins = np.ones(len(order), np.bool_)
     begins[1:] = block[1:] != block[:-1]
@@ -137,13 +137,13 @@ def first_user(references: References) -> Ints:
 
 
 def next_reader(references: References) -> Ints:
-    """Of each reference, the next request whose lookup can find the block; the number of requests
+    """For each reference, the next request whose lookup can find the block; the number of requests
     where there is none."""
     order, block = _by_block(references)
     never = len(references)
     reader = np.where(references.can_be_found, references.chains.rows, never)[order]
     above = never + 1
-    # From the end: the smallest one that follows, of this block or of a later one.
+    # From the end: the smallest reader that follows, of this block or of a later one.
     soonest = np.minimum.accumulate((reader + block * above)[::-1])[::-1]
     found = np.full(len(order), never)
     found[order[:-1]] = np.where(soonest[1:] // above == block[:-1], soonest[1:] % above, never)
@@ -151,16 +151,16 @@ def next_reader(references: References) -> Ints:
 
 
 def _by_block(references: References) -> tuple[Ints, Ints]:
-    """The references sorted by block, then in order; and the block of each."""
+    """The references sorted by block and then by request, and the block of each."""
     order = np.argsort(references.chains.values, kind="stable")
     return order, references.chains.values[order]
 
 
 @dataclass(frozen=True)
-class Runs:
-    """Stretches of chains whose blocks have the same ``key``, in order: most requests have few.
+class Stretches:
+    """Consecutive blocks of a chain with the same ``key``, in order. Most requests have few.
 
-    ``request``, ``start`` (place in the chain) and ``length`` in blocks.
+    ``request``: number of the chain. ``start``: place in the chain. ``length``: in blocks.
     """
 
     request: Ints
@@ -169,7 +169,7 @@ class Runs:
     key: Ints
 
     def by_request(self, requests: int) -> Iterator[list[tuple[int, int, int, int]]]:
-        """For each request, of each of its runs: its number, start, length and key."""
+        """For each request, the number, start, length and key of each of its stretches."""
         rows = list(
             zip(
                 range(len(self.key)),
@@ -184,10 +184,10 @@ class Runs:
             yield rows[begin:end]
 
 
-def runs(chains: Ids, key: Ints) -> Runs:
-    """The runs of one key in these chains."""
+def stretches(chains: Ids, key: Ints) -> Stretches:
+    """The stretches of these chains whose blocks have the same ``key``."""
     request = chains.rows
     begins = np.ones(len(key), np.bool_)
     begins[1:] = (request[1:] != request[:-1]) | (key[1:] != key[:-1])
     at = np.flatnonzero(begins)
-    return Runs(request[at], chains.positions[at], np.diff(np.append(at, len(key))), key[at])
+    return Stretches(request[at], chains.positions[at], np.diff(np.append(at, len(key))), key[at])

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long does a step take, by what it computes?
 
-A step's time is the time from its ``schedule()`` to that of the next step, where the engine had
-requests to go on with; between requests it waits for the next one, which says nothing of a step.
-With batches in flight (asynchronous scheduling, pipeline parallelism) the time from one step to
-the next is that of the batch which leaves, so it is told of the step that was scheduled as many
-steps before.
+The time of a step is the time from its ``schedule()`` to that of the next step, if the engine had
+requests to go on with; otherwise it waited for the next request. With several batches in flight
+(asynchronous scheduling, pipeline parallelism) the time from one step to the next is that of the
+batch that leaves: it belongs to a step that was scheduled as many steps before.
 
-The model is a sum that never falls as a step computes more: a constant, so much a prefill token,
-so much a decode token and so much a request, none of them negative, with the least squared error
-(Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23). What attention costs for
-long contexts is not in it, since the steps do not tell their contexts.
+The model is a sum that never falls as a step computes more: a constant, and a time for each
+prefill token, each decode token and each request. None of these is negative, and their squared
+error is the least (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23). The cost
+of attention over long contexts is not part of it, since the steps do not have their contexts.
 """
 
 from __future__ import annotations
@@ -41,19 +40,17 @@ _COLUMNS = (
     "engine",
 )
 _DIGITS = 12
-"""What is below a picosecond is an error of the arithmetic."""
+"""Less than a picosecond is an error of the arithmetic."""
 
 _TERMS = ("prefill_tokens", "decode_tokens", "scheduled_reqs")
 
 
 def fit(session: Session, *, batches: int = 1) -> StepTime | None:
-    """The step time of all engines of the session, their steps taken as alike.
+    """The step time of all engines of the session together; None where it has too few steps.
 
     Args:
         session: the session.
         batches: how many are in flight at once.
-
-    Returns None where the session has too few steps to tell.
 
     Raises:
         SessionError: the table cannot be read.
@@ -81,11 +78,11 @@ def fit(session: Session, *, batches: int = 1) -> StepTime | None:
 
 
 def _timed(session: Session, batches: int) -> Iterator[pl.DataFrame]:
-    """Steps and how long they took (``seconds``), where something was to go on with."""
+    """Steps that the engine went on after, and how long they took (``seconds``)."""
     left: pl.DataFrame | None = None
     for batch in session.batches(TABLE.name, _COLUMNS):
         rows = batch if left is None else pl.concat([left, batch])
-        # The next step says how long this one took, and may be in the next batch.
+        # The next step shows how long this one took, and may be in the next batch of rows.
         left = rows.group_by("engine", maintain_order=True).tail(batches).select(_COLUMNS)
         unfinished = pl.col("running_reqs") + pl.col("waiting_reqs")
         timed = rows.with_columns(
@@ -93,7 +90,7 @@ def _timed(session: Session, batches: int) -> Iterator[pl.DataFrame]:
             seconds=pl.col("timestamp_sec").diff().shift(-1).over("engine"),
         )
         if batches > 1:
-            # What left then was scheduled as many steps before, if nothing was waited for since.
+            # The batch that left was scheduled as many steps before, if the engine never waited.
             timed = timed.with_columns(
                 pl.col(*_TERMS, "scheduled_tokens", "repeats").shift(batches - 1).over("engine"),
                 goes_on=pl.all_horizontal(
@@ -106,12 +103,12 @@ def _timed(session: Session, batches: int) -> Iterator[pl.DataFrame]:
 
 
 def _non_negative(normal: Floats, right: Floats) -> Floats:
-    """The solution without a negative term that has the least squared error.
+    """The solution with the least squared error and without a negative term.
 
-    It is the plain solution for those terms that are not 0 in it, so it is among those for all
-    sets of terms.
+    It equals the plain solution for the terms that are not 0 in it. So it is found by solving for
+    every set of terms.
     """
-    # To one scale, since tokens are many and steps have one constant.
+    # Scaled, as tokens are many and each step has one constant.
     scale = np.sqrt(np.where(np.diag(normal) > 0, np.diag(normal), 1.0))
     normal, right = normal / np.outer(scale, scale), right / scale
     best: Floats = np.zeros(len(right))

@@ -1,19 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests arrived, when, how long, and with which contents?
+"""Which requests arrived, when, how long were they, and with which contents?
 
-Read out of a session's requests.jsonl, or out of a trace in the Mooncake format (one JSON object
-a line with ``timestamp``, ``input_length``, ``output_length`` and ``hash_ids``; a ``block_size`` if
-an id does not stand for 512 tokens).
+The requests come from a session's requests.jsonl, or from a trace (``analysis.whatif.trace``).
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,17 +24,12 @@ from analysis.tables import facts, lookups
 from analysis.tables.facts import Facts
 from analysis.tables.schema import TABLES
 from analysis.tables.session import Session, open_session
+from analysis.whatif import trace
 from analysis.whatif.ids import Ids, Ints, offsets
 from analysis.whatif.outcome import Outcome
 
-MOST_TOKENS = 100_000_000
-"""Of a prompt or an answer in a trace: no model takes more."""
-
-TRACE_BLOCK_TOKENS = 512
-"""What an id of a trace stands for, where the trace does not say."""
-
 UNIQUE = -1
-"""Ids from here down stand for contents that nothing else has; other ids are not negative."""
+"""Ids from here down stand for contents that no other block has; other ids are not negative."""
 
 TABLE = TABLES["requests"]
 
@@ -49,7 +38,7 @@ Bools = NDArray[np.bool_]
 
 
 class NothingToTry(SessionError):  # noqa: N818 - it is no error of the session's
-    """No request ended, or their contents are not told in one size, or more than is wanted."""
+    """No request ended, or their block sizes differ, or they hold more blocks than is wanted."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +46,9 @@ class Measured:
     """What the session itself was, and did.
 
     ``facts``: its configuration. ``num_blocks``: usable blocks of an engine's pool, without the
-    null block, and ``block_size`` in tokens, None where it does not tell. ``start_up``: where the
-    memory of the worker with the least of it went. ``outcome``: the result; None where the session
-    does not tell how large the pool was.
+    null block; ``block_size``: in tokens; both None where not known. ``start_up``: where the memory
+    of the worker with the least memory went. ``outcome``: the result, None where the size of the
+    pool is not known.
     """
 
     facts: Facts
@@ -71,29 +60,29 @@ class Measured:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in order of arrival; every array and list has one entry for each.
+    """Requests in order of arrival. Every array and list has one entry for each.
 
-    ``name``: the folder or file, as given. ``measured``: None for a plain trace. ``block_size``:
-    tokens that an id stands for. ``told``: whether the contents are known; not for a session with
-    prefix caching off.
+    ``name``: the folder or file, as given. ``measured``: None for a trace. ``block_size``: tokens
+    that an id stands for. ``has_contents``: whether the contents are known; they are not for a
+    session with prefix caching off.
 
     ``arrival_sec``: since the session or the trace began. ``input_tokens`` and ``output_tokens``:
-    lengths; ``computed_tokens``: tokens that were ever computed or found. A request's last output
-    token never is, and one that was aborted while it waited has none.
+    lengths of prompt and answer. ``computed_tokens``: tokens that were ever computed or found. The
+    last token of an answer never is, and a request that was aborted while it waited has none.
 
-    ``prompt_ids``: contents of the prompt's blocks; a last partial one has an id that occurs once.
-    ``output_ids``: contents of the full blocks that follow, first the one that the end of the
-    prompt and the output share. An id stands for all content up to the end of its block.
+    ``prompt_ids``: contents of the prompt's blocks; a last partial one has an id of its own.
+    ``output_ids``: contents of the full blocks that follow; in the first one the prompt may end and
+    the answer begin. An id stands for all content up to the end of its block.
 
-    ``admitted_sec``, ``first_token_sec`` and ``finish_sec``: NaN where not known. ``engine``: its
-    data-parallel rank; ``tenant``: a number for its cache salt, -1 without; ``priority``.
-    ``aborted``: its client went away. ``counts``: not part of the warm-up.
+    ``admitted_sec``, ``first_token_sec`` and ``finish_sec``: NaN where not known. ``engine``: the
+    data-parallel rank. ``tenant``: a number for the cache salt, -1 without. ``priority``: vLLM's.
+    ``aborted``: the client went away. ``counts``: the request is not part of the warm-up.
     """
 
     name: str
     measured: Measured | None
     block_size: int
-    told: bool
+    has_contents: bool
     arrival_sec: Floats
     input_tokens: Ints
     output_tokens: Ints
@@ -136,17 +125,19 @@ class Workload:
         return self.take(np.flatnonzero(self.engine == engine))
 
     def chains(self) -> Ids:
-        """Of each request, the contents of all full blocks that were computed or found, in order:
-        those of the prompt, then those of the output; ones that are not told are like no other."""
+        """Of each request, the contents of all full blocks that were computed or found, in order.
+
+        Blocks of the answer follow those of the prompt. An unknown content equals no other one.
+        """
         full = self.prompt_ids.head(self.input_tokens // self.block_size)
         return _padded(full + self.output_ids, self.computed_tokens // self.block_size)
 
     def resized(self, block_size: int) -> Workload:
         """The same requests with ids that stand for ``block_size`` tokens.
 
-        Where a new block ends inside an old one, two requests are taken to share it only if they
-        share the old one to its end: what is less than a block in common is not known. So the
-        result is exact for multiples of the old size, and a lower bound for others.
+        Where a new block ends inside an old one, two requests share it only if they share the old
+        one to its end, as what they share within an old block is not known. So the result is exact
+        for multiples of the old size, and a lower bound for other sizes.
         """
         if block_size == self.block_size:
             return self
@@ -176,11 +167,14 @@ class Workload:
 def read_workload(
     path: str | os.PathLike[str] | None = None, *, engine: int | None = None
 ) -> Workload:
-    """The requests of a session's folder (or as ``analysis.open_session`` takes it), or of
-    a trace, which is a file; with ``engine``, those of this data-parallel rank.
+    """The requests of a session or of a trace.
+
+    Args:
+        path: a file, which is a trace, or a folder, as ``analysis.open_session`` takes it.
+        engine: of a session, only the requests of this data-parallel rank.
 
     Raises:
-        SessionError: neither is there, it cannot be read, or it holds no request.
+        SessionError: there is neither, it cannot be read, or it has no request.
 
     """
     if path is not None and Path(path).is_file():
@@ -194,11 +188,15 @@ def read_workload(
 def of_session(
     session: Session, *, engine: int | None = None, most_blocks: int | None = None
 ) -> Workload:
-    """The requests of a session that have ended, its warm-up included; with ``engine``, those of
-    this data-parallel rank.
+    """The requests of a session that have ended, its warm-up included.
+
+    Args:
+        session: the session.
+        engine: only the requests of this data-parallel rank.
+        most_blocks: refuse requests with more blocks than this together.
 
     Raises:
-        NothingToTry: there is none, or together they held more than ``most_blocks``.
+        NothingToTry: there is no request, or they have too many blocks.
         SessionError: a table cannot be read.
 
     """
@@ -208,8 +206,8 @@ def of_session(
     if not len(found):
         whose = "" if engine is None else f" of engine {engine}"
         raise NothingToTry(
-            f"{session.directory}: {TABLE.file} tells of no request{whose} that ended, so there "
-            "is nothing to try again"
+            f"{session.directory}: {TABLE.file} has no request{whose} that ended, so there is "
+            "nothing to try again"
         )
     found = replace(found, counts=found.arrival_sec >= session.begin_sec)
     return replace(found, measured=_measured(session, known, found, own))
@@ -245,83 +243,19 @@ COLUMNS = (
 )
 """Of requests.jsonl."""
 
-_TRACE = ("timestamp", "input_length", "output_length", "hash_ids")
-"""Of a trace: what every line must have."""
-
 
 def _of_trace(path: Path) -> Workload:
-    schema = {name: TABLE.columns[name] for name in (*_TRACE, "block_size")}
-    try:
-        content = path.read_bytes()
-        if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        said = getattr(error, "strerror", None) or error
-        raise SessionError(f"cannot read {path}: {said}") from None
-    if not content.strip():
-        raise SessionError(f"{path} is empty; name a trace with one request a line")
-    try:
-        rows = pl.read_ndjson(io.BytesIO(content), schema=schema)
-    except pl.exceptions.PolarsError as error:
-        raise SessionError(_fault(path, content) or f"{path} is malformed: {error}") from None
-    size = pl.col("block_size").fill_null(TRACE_BLOCK_TOKENS)
-    sound = pl.all_horizontal(
-        *(pl.col(name).is_not_null() for name in _TRACE),
-        pl.col("timestamp", "input_length", "output_length") >= 0,
-        pl.col("input_length", "output_length") <= MOST_TOKENS,
-        pl.col("input_length") > 0,
-        size > 0,
-        pl.col("hash_ids").list.len() >= pl.col("input_length") // size,
-    )
-    if not rows.select(sound.fill_null(False).all()).item():
-        raise SessionError(_fault(path, content) or f"{path} is malformed")
-    more = [pl.lit(None, TABLE.columns[name]).alias(name) for name in COLUMNS if name not in schema]
-    return _workload(str(path), [rows.with_columns(size, *more).select(COLUMNS)], None)
-
-
-def _fault(path: Path, content: bytes) -> str | None:
-    """The first line of a trace that is none, and why."""
-    for number, line in enumerate(content.splitlines(), 1):
-        if line.strip() and (what := _line_fault(line)):
-            return f"{path}, line {number}: {what}; repair or remove that line"
-    return None
-
-
-def _line_fault(line: bytes) -> str | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return "it is not JSON"
-    if not isinstance(row, Mapping):
-        return "it is not an object"
-    for name in _TRACE[:3]:
-        value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-            return f"{name} is missing or not a number from 0 on"
-        if name != "timestamp" and (value > MOST_TOKENS or value != int(value)):
-            return f"{name} is no number of tokens, or over {MOST_TOKENS:,}"
-    if not row["input_length"]:
-        return "input_length is 0: a request has a prompt"
-    return _ids_fault(row)
-
-
-def _ids_fault(row: Mapping[str, Any]) -> str | None:
-    size = row.get("block_size", TRACE_BLOCK_TOKENS)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        return "block_size is not a number from 1 on"
-    ids = row.get("hash_ids")
-    if not isinstance(ids, list) or any(type(number) is not int for number in ids):
-        return "hash_ids is not a list of whole numbers"
-    if any(not -(2**63) <= number < 2**63 for number in ids):
-        return "hash_ids has numbers of more than 64 bits"
-    full = int(row["input_length"]) // size
-    if len(ids) < full:
-        return f"hash_ids has {len(ids):,} ids where the prompt has {full:,} blocks of {size:,}"
-    return None
+    rows = trace.read(path)
+    more = [
+        pl.lit(None, TABLE.columns[name]).alias(name)
+        for name in COLUMNS
+        if name not in rows.columns
+    ]
+    return _workload(str(path), [rows.with_columns(more).select(COLUMNS)], None)
 
 
 def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -> Workload:
-    """The requests of these rows, sorted by arrival."""
+    """The requests of these rows, sorted by arrival. ``known``: the facts of a session."""
     parts: dict[str, list[Any]] = {column: [] for column in COLUMNS}
     for batch in batches:
         for column in COLUMNS:
@@ -334,7 +268,7 @@ def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -
         if column not in ids
     }
     # A trace has ids for all full blocks, if there are any.
-    told = known is None or bool(ids["hash_ids"].values.size)
+    has_contents = known is None or bool(ids["hash_ids"].values.size)
     size = _block_size(name, columns["block_size"], known)
     lengths, outputs = (_ints(columns[f"{what}_length"]) for what in ("input", "output"))
     arrival = _floats(columns["timestamp"]) * TABLE.time_unit
@@ -344,7 +278,7 @@ def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -
         name=name,
         measured=None,
         block_size=size,
-        told=told,
+        has_contents=has_contents,
         arrival_sec=arrival,
         input_tokens=lengths,
         output_tokens=outputs,
@@ -386,7 +320,7 @@ def _joined(parts: list[Ids]) -> Ids:
 
 
 def _padded(ids: Ids, lengths: Ints) -> Ids:
-    """Lists of these lengths: what is not told is like nothing else."""
+    """Lists of these lengths. Missing ids become ones that no other block has."""
     kept = ids.head(lengths)
     missing = lengths - kept.lengths
     made = int(-min(kept.values.min(initial=0), 0))
@@ -394,25 +328,25 @@ def _padded(ids: Ids, lengths: Ints) -> Ids:
 
 
 def _unique(count: int, before: int = 0) -> Ints:
-    """Ids that nothing else has; none is as low as ``-before``."""
+    """So many ids that no other block has, all of them below ``-before``."""
     return UNIQUE - before - np.arange(count)
 
 
 def _block_size(name: str, sizes: pl.Series, known: Facts | None) -> int:
-    told = sizes.filter(sizes > 0).unique().sort()
-    if len(told) > 1:
+    known_sizes = sizes.filter(sizes > 0).unique().sort()
+    if len(known_sizes) > 1:
         raise NothingToTry(
-            f"{name}: ids stand for {told[0]:,} tokens in one line and for {told[1]:,} in another; "
-            "one size is needed"
+            f"{name}: ids stand for {known_sizes[0]:,} tokens in one line and for "
+            f"{known_sizes[1]:,} in another; one size is needed"
         )
-    if len(told):
-        return int(told[0])
+    if len(known_sizes):
+        return int(known_sizes[0])
     groups = known.groups if known else ()
-    return next((group.block_size for group in groups if group.block_size), TRACE_BLOCK_TOKENS)
+    return next((group.block_size for group in groups if group.block_size), trace.BLOCK_TOKENS)
 
 
 def _measured(session: Session, known: Facts, found: Workload, own: pl.Expr) -> Measured:
-    """What the session did; of its rows, those that are ``own``."""
+    """What the session did, counting the rows that are ``own``."""
     size = next((group.block_size for group in known.groups if group.block_size), None)
     blocks = known.pool_blocks - 1 if known.pool_blocks else None
     start_up = memory.measure(session, known).start_up

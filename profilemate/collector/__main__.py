@@ -19,8 +19,8 @@ from profilemate.format.session import JOURNAL_FOLDER
 NICENESS = 10
 
 GARBAGE = 50_000
-"""Objects between two searches for those that refer to each other in a circle, which hardly any do
-here. At Python's 700 each search goes through the events of many frames that wait their turn."""
+"""Objects between two runs of Python's garbage collector. Hardly any objects here refer to each
+other in a circle, and at Python's own 700 each run would search the events of many frames."""
 
 
 def main(arguments: list[str]) -> int:
@@ -62,7 +62,7 @@ def _quieten(session: Path) -> None:
 
 def _complete(session: Path) -> int:
     """Complete a session that has ended; returns the exit code."""
-    # Whoever asked may change their mind: nothing half made is to stay behind.
+    # Asked to end, it still removes the tables that it has begun.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return COMPLETE if complete_if_ended(session) else RUNNING

@@ -293,7 +293,7 @@ class Engine:
             # Blocks of several pools come back in several calls, none of which names all of these.
             self._parked.append((request.cell if request else "", sorted(blocks)))
         if request is not None:
-            # These come back as blocks of nobody's, those of a preempted request, too.
+            # They come back one by one, even where the request was preempted.
             request.leaving = []
             if request.freed_blocks is not None:
                 request.freed_blocks += self._pools[0].count(blocks)

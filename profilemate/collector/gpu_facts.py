@@ -65,7 +65,7 @@ def memory(workers: Sequence[Producer]) -> dict[str, Any] | None:
 
 
 def gpus(workers: Sequence[Producer], sampling: Sampling) -> list[dict[str, Any]]:
-    """The GPUs, each with its workers. A GPU without a name counts as one of its own."""
+    """The GPUs, each with its workers. Each worker without a GPU's name counts as one GPU more."""
     found: dict[Any, dict[str, Any]] = {}
     for worker in workers:
         rank, gpu = worker.header["rank"], worker.header.get("gpu")

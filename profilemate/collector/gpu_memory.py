@@ -183,7 +183,7 @@ def earlier_sampling(folder: Path) -> Sampling:
     except (OSError, ValueError, LookupError, TypeError):
         indexes, problem = {}, None
     if problem is None and not (folder / TABLE).exists():
-        problem = "no collector followed the session, and only that takes samples"
+        problem = "no collector followed the session, and only a collector takes samples"
     return Sampling(indexes, problem)
 
 

@@ -18,7 +18,7 @@ USAGE_TABLE = "cuda_graph_usage.csv"
 
 _NO_BATCH = (None,) * 5
 _UNKNOWN = (*_NO_BATCH, "unknown", "capture", "unknown")
-"""The entry of replays whose graph nobody saw captured."""
+"""The entry of replays of graphs whose capture was not seen."""
 
 
 class Entry:

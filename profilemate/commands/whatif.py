@@ -19,7 +19,7 @@ from profilemate.commands.shared.values import folder
 if TYPE_CHECKING:
     from analysis.tables.session import Session
     from analysis.whatif.curve import Curve
-    from analysis.whatif.replayed import Replayed
+    from analysis.whatif.simulated import Simulated
     from analysis.whatif.workload import Workload
 
 
@@ -162,7 +162,7 @@ def _modelled(options: WhatifOptions) -> Curve:
         return whatif_fast.curve(workload, given, options.eviction)
 
 
-def _simulated(options: WhatifOptions) -> Replayed:
+def _simulated(options: WhatifOptions) -> Simulated:
     if options.eviction is not None:
         raise RuleError("--eviction: vLLM's own code has one eviction rule; add --fast for others")
     jobs = whatif_exact.processes(options.jobs)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from analysis.tables.session import Session
     from analysis.whatif.clock import StepTime
     from analysis.whatif.configuration import Choices, Configuration
-    from analysis.whatif.replayed import Replayed
+    from analysis.whatif.simulated import Simulated
     from analysis.whatif.workload import Workload
     from profilemate.simulation.worker import Task
 
@@ -89,7 +89,7 @@ def simulated(
     *,
     step_ms: float | None,
     jobs: int,
-) -> Replayed:
+) -> Simulated:
     """What becomes of the requests under each configuration.
 
     Args:
@@ -108,7 +108,7 @@ def simulated(
     from profilemate.simulation.worker import Task
 
     base, notes = configuration.recorded(workload, chosen)
-    others = configuration.configurations(base, chosen, told=workload.told)
+    others = configuration.configurations(base, chosen, has_contents=workload.has_contents)
     step_time, guessed = _step_time(step_ms, session, base)
     if session is not None:
         workload = arrivals.estimated(session, workload, step_time)
@@ -143,15 +143,15 @@ def _step_time(
 
 def _outcomes(
     task: Task, tried: tuple[Configuration, ...], notes: tuple[str, ...], jobs: int
-) -> Replayed:
+) -> Simulated:
     """Simulate the configurations, of which the first is the recorded one."""
-    from analysis.whatif.replayed import Failure, Replayed
-    from profilemate.simulation.processes import replay
+    from analysis.whatif.simulated import Failure, Simulated
+    from profilemate.simulation.processes import simulate
     from profilemate.simulation.worker import Done
 
     workload = task.workload
     with bars([one.label for one in tried], len(workload)) as progress:
-        results = replay(task, tried, jobs, progress)
+        results = simulate(task, tried, jobs, progress)
     outcomes = [
         one.figures.outcome(configuration) if isinstance(one, Done) else None
         for configuration, one in zip(tried, results, strict=True)
@@ -164,7 +164,7 @@ def _outcomes(
     if len(failures) == len(tried):
         raise SessionError(f"no configuration could be simulated: {failures[0].reason}")
     measured = workload.measured
-    return Replayed(
+    return Simulated(
         name=workload.name,
         requests=len(workload),
         engines=len(workload.engines),

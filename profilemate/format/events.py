@@ -111,7 +111,7 @@ class Op(IntEnum):
 PARTS = {
     "blocks": "kv_cache_usage.csv, kv_cache_allocations.csv and kv_cache_evictions.csv",
     "frees": "preemptions",
-    "lookups": "prefix_cache_lookups.csv, the hits of requests.jsonl, and who reused blocks",
+    "lookups": "prefix_cache_lookups.csv, hits of requests.jsonl, and which requests reused blocks",
     "requests": "requests.jsonl, and how many requests each step finished",
     "updates": "first tokens, and the pool's usage between steps",
     "graphs": "the cuda_graph tables",

@@ -128,7 +128,7 @@ def _repair_pythonpath(start_folder: str) -> None:
 
 
 def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
-    """The hooks that can be attached; tells the user about those that cannot."""
+    """The hooks that can be attached; reports those that cannot."""
     settings = config.read(os.environ)
     if not settings.enabled:
         _set_all(hooks, _why_off(settings))
@@ -157,7 +157,7 @@ def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
             config.leave_for_children(os.environ, hook.name)
         say(
             f"this vLLM has no {' and no '.join(hook.module for hook in missed)}: "
-            f"{_subject(missed)} off, vLLM runs without. A newer profilemate may know it"
+            f"{_subject(missed)} off, vLLM runs without it. A newer profilemate may know it"
         )
     wanted = [hook for hook in hooks if hook not in unknown]
     if wanted:

@@ -18,7 +18,7 @@ Event = tuple[Any, ...]
 
 
 def once(columns: Columns, event: Event) -> None:
-    """``time, numbers``: an event of these alone."""
+    """``time, numbers``: an event with one time and numbers."""
     _, op, time, numbers = event
     columns.ops.append(op)
     columns.times.append(time)
@@ -26,14 +26,14 @@ def once(columns: Columns, event: Event) -> None:
 
 
 def untimed(columns: Columns, event: Event) -> None:
-    """``numbers``: as ``once``, of an event without a time."""
+    """``numbers``: an event without a time."""
     _, op, numbers = event
     columns.ops.append(op)
     columns.numbers.extend(numbers)
 
 
 def between(columns: Columns, event: Event) -> None:
-    """``began, ended, numbers``: as ``once``, of an event with two times."""
+    """``began, ended, numbers``: an event with two times."""
     _, op, began, ended, numbers = event
     columns.ops.append(op)
     columns.times.append(began)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put events into a journal, and say what is lost where the disk has no room for them.
 
-One thread at a time uses this, and never the one that runs vLLM's step.
+One thread at a time uses this: the one that writes, or the one that ends the journal.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ class Recorder:
         # The hooks' thread changes these:
         self._is_off = False
         self._stopped = False
-        # That thread puts them in, the one that writes takes them out, each in one call:
+        # The hooks' thread adds to these, the one that writes takes them out, each in one call:
         self._changes: list[dict[str, Any]] = []
-        # Whoever writes changes these, one thread at a time:
+        # The thread that writes changes these, one at a time:
         self._writing = threading.RLock()
         self._is_ending = False
         self._problem: Exception | None = None
@@ -171,7 +171,10 @@ class Recorder:
             lost[part] = {"tables": PARTS[part], "reason": reason}
         self.status(lost=lost)
         tables = "; ".join(PARTS[part] for part in lost)
-        say(f"{self.name}: no longer recorded: {tables} ({reason}). The rest is, and vLLM goes on")
+        say(
+            f"{self.name}: no longer recorded: {tables} ({reason}). "
+            "The rest is recorded, and vLLM goes on"
+        )
 
     def flush(self) -> None:
         """Write all events, here and now."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens stand for what a request consists of?
+"""Which tokens does a request consist of?
 
-No text was recorded, and none is needed: vLLM asks of tokens only whether they are the same. Every
-content id stands for as many tokens as a recorded block held, each of them a number that occurs
-nowhere else, so tokens are the same where contents are, whatever the block size is now. An id
-stands for all that comes before it, too, and for adapter and cache salt, so these need no tokens.
+No text was recorded, and none is needed: vLLM only compares tokens. Each content id becomes as many
+tokens as a recorded block held, all of them numbers that occur nowhere else. So tokens are equal
+where contents are, whatever the block size is now. An id also covers all that comes before it, the
+adapter and the cache salt, so these need no tokens of their own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from analysis.whatif.workload import Workload
 class Contents:
     """The tokens of an engine's requests.
 
-    What ids do not tell, such as the end of an answer that fills no block, is like nothing else.
+    Tokens without a content id, such as the end of an answer that fills no block, equal no others.
 
     Args:
         workload: the requests.
-        prefixes: of each of them what stands for its prompt's first ``UNIT`` tokens, for twice as
-            many, and so on: tells contents by less than a block.
+        prefixes: for each request an id of its prompt's first ``UNIT`` tokens, of the first two
+            units, and so on. They distinguish contents that differ within a block.
 
     """
 
@@ -33,8 +33,8 @@ class Contents:
         self._input = workload.input_tokens
         total = workload.input_tokens + workload.output_tokens
         goes_on = workload.output_ids.lengths > 0
-        # A last partial block of the prompt is part of what the prompt and the output share,
-        # where that is known.
+        # The prompt's last partial block is part of a block that prompt and answer share, where the
+        # id of that is known.
         full = np.where(goes_on, workload.input_tokens // size, workload.prompt_ids.lengths)
         ids = workload.prompt_ids.head(full) + workload.output_ids
         distinct, numbers = np.unique(ids.values, return_inverse=True)
@@ -43,16 +43,16 @@ class Contents:
         self._unit = UNIT if by_parts else size
         self._parts = np.arange(len(distinct) * size // self._unit).reshape(len(distinct), -1)
         if prefixes is not None and by_parts:
-            self._tell_parts(prefixes)
-        told = np.minimum(ids.lengths * size, total)
-        self._told = np.where(goes_on, told, np.minimum(told, self._input))
+            self._share_parts(prefixes)
+        with_id = np.minimum(ids.lengths * size, total)
+        self._with_id = np.where(goes_on, with_id, np.minimum(with_id, self._input))
         begin = int(self._parts.max(initial=-1) + 1) * self._unit
-        self._own = begin + offsets(np.maximum(total - self._told, 0))
+        self._own = begin + offsets(np.maximum(total - self._with_id, 0))
 
-    def _tell_parts(self, prefixes: Ids) -> None:
-        """Have blocks that begin alike have the same first parts.
+    def _share_parts(self, prefixes: Ids) -> None:
+        """Give the same first parts to blocks that begin with the same tokens.
 
-        A part that ends with its block is told by the block's own id.
+        A block's last part is its own: the block's id says which others share it.
         """
         row, position = self._blocks.rows, self._blocks.positions
         known, count = prefixes.lengths, self._parts.shape[1]
@@ -62,14 +62,14 @@ class Contents:
             prefix = position * count + part
             at = np.flatnonzero(prefix < known[row])
             where = prefixes.offsets[:-1][row[at]] + prefix[at]
-            is_told = prefixes.values[where] != UNKNOWN
-            self._parts[self._blocks.values[at[is_told]], part] = codes[where[is_told]]
+            is_known = prefixes.values[where] != UNKNOWN
+            self._parts[self._blocks.values[at[is_known]], part] = codes[where[is_known]]
 
     def __call__(self, request: int) -> tuple[list[int], list[int]]:
         """The tokens of a request's prompt and of its answer."""
         starts = self._parts[self._blocks[request]].ravel() * self._unit
-        told = (starts[:, None] + np.arange(self._unit)).ravel()[: self._told[request]]
+        with_id = (starts[:, None] + np.arange(self._unit)).ravel()[: self._with_id[request]]
         own: Ints = np.arange(self._own[request], self._own[request + 1])
-        tokens = np.concatenate([told, own]).tolist()
+        tokens = np.concatenate([with_id, own]).tolist()
         prompt = int(self._input[request])
         return tokens[:prompt], tokens[prompt:]

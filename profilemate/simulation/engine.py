@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does an engine do with these requests under this configuration?
 
-The scheduler, the KV cache manager and the block pool are vLLM's own; the loop around them is that
-of its engine core (``step`` and ``step_with_batch_queue`` in vllm/v1/engine/core.py), with a clock
-that is moved on by what each step takes and jumps to the next arrival where nothing is left to do.
+The scheduler, the KV cache manager and the block pool are vLLM's own. The loop around them is that
+of its engine core (``step`` and ``step_with_batch_queue`` in vllm/v1/engine/core.py). Its clock
+advances by the time of each step, and jumps to the next arrival where there is nothing to do.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from profilemate.simulation.contents import Contents
 from profilemate.simulation.figures import Figures
 
 TICK_SEC = 1e-6
-"""Sessions tell times to the microsecond."""
+"""A session's times are exact to the microsecond."""
 
 
 @dataclass(slots=True)
 class Live:
     """A request that has arrived and not ended.
 
-    ``answer``: its tokens, and ``after`` how many tokens it begins. ``since``: when the scheduler
-    was given it, as a session has it. ``known``: tokens it had when
-    it was admitted, which are prefill until they are computed; 0: it never was. ``computed``: what
-    it had computed when it was preempted, until it is back.
+    ``answer``: the answer's tokens; ``after``: the tokens of the prompt before it. ``since``: when
+    the scheduler got the request, as a session has it. ``known``: the tokens that it had at its
+    admission, which are prefill until they are computed; 0 before that. ``computed``: the tokens
+    that it had computed at its preemption, until it runs again.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Live:
 
 @dataclass(frozen=True)
 class Step:
-    """A step in flight: what was scheduled, what the model returns, and the time it takes."""
+    """A step in flight: what was scheduled, what the model returns, and how long it takes."""
 
     scheduled: Any
     answer: Any
@@ -59,12 +59,12 @@ class Engine:
 
     Args:
         model: a folder with a model's configuration.
-        configuration: what the engine is told.
+        configuration: the engine's configuration.
         workload: its requests.
-        step_time: what each step takes.
-        prefixes: of its requests, what tells them apart by less than a block; see ``Contents``.
-        begin_sec: what comes before this is warm-up, and not counted.
-        ended: is called with each request that ends, or never can.
+        step_time: how long each step takes.
+        prefixes: ids of the requests' prefixes; see ``Contents``.
+        begin_sec: what comes before this is warm-up, and is not counted.
+        ended: called for each request that ends, or that can never run.
 
     """
 
@@ -120,7 +120,7 @@ class Engine:
         return self._clock >= self._begin_sec
 
     def _count_evictions(self) -> None:
-        """Watch each block of the pool that is to be handed out and loses its content by that."""
+        """Count each block of the pool that loses its content when it is handed out."""
         pool = self._scheduler.kv_cache_manager.block_pool
         evict = pool._maybe_evict_cached_block
 
@@ -181,7 +181,7 @@ class Engine:
         self._ended()
 
     def _give_up(self) -> None:
-        """Take the request away that nothing can be scheduled for with the whole pool free."""
+        """Remove a request for which nothing can be scheduled although the whole pool is free."""
         stuck = next(iter(self._scheduler.waiting), None) or self._scheduler.running[0]
         self.figures.failed_requests += 1
         self._abort(stuck.request_id)
@@ -211,14 +211,14 @@ class Engine:
         figures = self.figures
         if self._counts:
             figures.requests += 1
-            # Without prefix caching nothing is asked for.
+            # Without prefix caching there is no lookup.
             figures.query_tokens += one.after * self._configuration.prefix_caching
             figures.hit_tokens += found
         if self._workload.counts[one.number]:
             figures.waits.append(self._clock - one.since)
 
     def _prefill(self, output: Any) -> int:
-        """Tokens of the step that are no decode; those that come back are counted on the way."""
+        """The step's prefill tokens. Also counts the tokens that preempted requests recompute."""
         prefill = 0
         for name, tokens in output.num_scheduled_tokens.items():
             one = self._live[name]
@@ -230,7 +230,7 @@ class Engine:
         return prefill
 
     def _sample(self, request: Any) -> int:
-        """The token that follows what is computed; past the answer's end, none that matters."""
+        """The next token of the answer; past its end any token will do."""
         one = self._live[request.request_id]
         at = request.num_computed_tokens - one.after
         return one.answer[at] if at < len(one.answer) else 0
@@ -258,7 +258,7 @@ def _scheduler(model: Path, configuration: Configuration) -> Any:
         "watermark": configuration.watermark,
         "long_prefill_token_threshold": configuration.long_prefill_token_threshold,
     }
-    told = {name: value for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
     return parts.build_scheduler(
-        model, configuration.gpu_blocks, block_size=configuration.block_size, **told
+        model, configuration.gpu_blocks, block_size=configuration.block_size, **given
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What did the replayed engines do, all of them together?"""
+"""What did the simulated engines do, all of them together?"""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from analysis.whatif.outcome import Outcome
 
 @dataclass
 class Figures:
-    """Counts of an engine, of what came after the warm-up; the names are those of ``Outcome``.
+    """An engine's counts after the warm-up; the names are those of ``Outcome``.
 
-    ``waits``: of each request, the seconds from its arrival to its first admission.
+    ``waits``: the seconds from each request's arrival to its first admission.
     ``begin_sec`` and ``end_sec``: the first arrival and the last end.
     """
 
@@ -47,7 +47,7 @@ class Figures:
         )
 
     def outcome(self, configuration: Configuration) -> Outcome:
-        """The figures as an outcome of this configuration."""
+        """The figures as the outcome of this configuration."""
         return Outcome(
             engine="exact",
             label=configuration.label,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What groups, and what size of block, does the vLLM that is installed make of a model's layers?
+"""Which groups, and which block size, does the installed vLLM make of a model's layers?
 
-vLLM's own ``get_kv_cache_configs`` is asked, with memory enough for any pool: it divides the
-memory by a block's bytes, so the blocks that it makes of it tell these.
+This calls vLLM's own ``get_kv_cache_configs``, with memory enough for any pool. vLLM divides the
+memory by a block's bytes, so these follow from the number of blocks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from analysis.plan.specs import Spec, Stage
 
 _MEMORY = 2**60
 _PLENTY = 2**66
-"""Bytes for the stage that is asked about, and for the others, which so never decide."""
+"""Bytes for the stage in question, and for the others, so that these never decide."""
 
 
 class NoVllmError(Exception):
-    """vLLM cannot be asked; the text says why, in one line."""
+    """vLLM cannot say; the text says why, in one line."""
 
 
 def group(stages: Sequence[Stage]) -> Layout:
@@ -50,7 +50,7 @@ def _asked(stages: Sequence[Stage]) -> Layout:
         raise NoVllmError(f"it cannot be imported: {_line(error)}") from None
     try:
         settings = _settings()
-        asked = [{name: _told(spec) for name, spec in stage.items()} for stage in stages]
+        asked = [{name: _vllm_spec(spec) for name, spec in stage.items()} for stage in stages]
     except Exception as error:
         raise NoVllmError(f"{vllm.__version__} has other settings: {_line(error)}") from None
 
@@ -78,10 +78,10 @@ def _asked(stages: Sequence[Stage]) -> Layout:
 
 
 def _bytes_per_block(blocks: int) -> int:
-    """The only size of which so many, and no more, fit into the memory."""
+    """The only size of which exactly so many fit into the memory."""
     size = round(_MEMORY / blocks)
     if _MEMORY // size != blocks:
-        raise NoVllmError(f"{blocks:,} blocks of {_MEMORY:,} bytes tell no size")
+        raise NoVllmError(f"{blocks:,} blocks in {_MEMORY:,} bytes fit several sizes")
     return size
 
 
@@ -89,19 +89,19 @@ def _group(parts: Sequence[Any], specs: Stage) -> Group:
     """A group as all stages have it together."""
     names = [name for part in parts for name in part.layer_names]
     spec = parts[0].kv_cache_spec
-    # A group of layers of several sizes keeps the spec of each.
+    # A group of layers of several sizes has a spec for each.
     each = getattr(spec, "kv_cache_specs", None)
-    told = next(iter(each.values())) if each else spec
+    theirs = next(iter(each.values())) if each else spec
     ours = specs[names[0]]
-    size, page = int(told.block_size), int(told.page_size_bytes)
+    size, page = int(theirs.block_size), int(theirs.page_size_bytes)
     plain = ours.state_bytes or ours.token_bytes * size
     return described(
         replace(ours, block_size=size, padded_bytes=None if page == plain else page), len(names)
     )
 
 
-def _told(spec: Spec) -> Any:
-    """The layer in vLLM's words."""
+def _vllm_spec(spec: Spec) -> Any:
+    """The layer as vLLM's own class describes it."""
     import torch
     from vllm.v1 import kv_cache_interface as vllm_specs
 
@@ -127,12 +127,12 @@ def _told(spec: Spec) -> Any:
 
 
 def _settings() -> Any:
-    """vLLM's settings, of which nothing but how the cache is laid out matters."""
+    """vLLM's settings, of which only the layout of the cache matters."""
     from vllm.config import VllmConfig
 
     settings = VllmConfig()
     settings.cache_config.kv_cache_layout = "LBNHC"
-    # Any model would do: of its settings the length alone is looked at, and memory is plenty.
+    # Any model would do: vLLM reads only its length here, and memory is plenty.
     settings.__dict__["model_config"] = SimpleNamespace(max_model_len=1, original_max_model_len=1)
     return settings
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How does one make vLLM's scheduler, its requests and a model's answers, in whichever release?
+"""How to make vLLM's scheduler, its requests and a model's answers, in any release?
 
-Arguments that a release does not know are left out; what else it wants is said at each place,
-with the release. vLLM is imported inside the functions: it takes a while.
+Arguments that a release does not know are left out. Comments name the release where it needs
+something else. vLLM is imported inside the functions: it takes a while.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def write_model(folder: Path, **changes: Any) -> Path:
 
 
 def known(callee: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that this release knows."""
+    """The arguments that this release knows."""
     names = _parameters(callee)
     return {name: value for name, value in arguments.items() if name in names}
 
 
 @functools.cache
 def _parameters(callee: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    # Looked up once: it takes longer than to make a request.
+    # Once: this takes longer than to make a request.
     return inspect.signature(callee).parameters
 
 
@@ -70,11 +70,11 @@ def build_scheduler(
     data_parallel_index: int = 0,
     **engine_args: Any,
 ) -> Any:
-    """A Scheduler (or what ``engine_args`` make of it) over a pool of ``num_blocks`` blocks.
+    """A Scheduler (or the class that ``engine_args`` choose) over a pool of ``num_blocks`` blocks.
 
     ``specs`` are the KV cache groups' specs; one group of full attention by default.
-    ``data_parallel_index`` is what vLLM tells the ranks of a dense model, each of which is else
-    an engine of its own. The rest are arguments of vLLM's own, which stand as they are given.
+    ``data_parallel_index`` is a rank of a dense model, which else is an engine of its own.
+    ``engine_args`` are vLLM's own arguments, and keep the values that are given here.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -93,7 +93,7 @@ def build_scheduler(
         **engine_args,
     }
     config = EngineArgs(**known(EngineArgs, arguments)).create_engine_config()
-    # CPUs have their own ideas of these; the scheduler does as it is told.
+    # vLLM changes these on CPUs; the scheduler takes any value.
     config.cache_config.num_gpu_blocks = num_blocks
     config.cache_config.block_size = block_size
     config.cache_config.enable_prefix_caching = arguments["enable_prefix_caching"]
@@ -119,14 +119,14 @@ def build_scheduler(
         "block_size": block_size,
         "hash_block_size": hash_block_size or block_size,
     }
-    # A subclass may take *args and **kwargs, which says nothing of what it knows.
+    # A subclass may take *args and **kwargs, which do not say what it knows.
     return chosen(**known(Scheduler, scheduling))
 
 
 def _structured_output_manager(config: Any) -> Any:
     import vllm.v1.structured_output as module
 
-    # 0.9.0 makes a tokenizer, whatever it is told, and not as transformers has them by now.
+    # 0.9.0 always makes a tokenizer, in a way that transformers no longer supports.
     no_tokenizer = SimpleNamespace(get_lora_tokenizer=lambda lora: None)
     if hasattr(module, "init_tokenizer_from_configs"):
         module.init_tokenizer_from_configs = lambda *_, **__: no_tokenizer
@@ -181,7 +181,7 @@ class RequestMaker:
         from vllm.v1.request import Request
 
         parameters = _parameters(Request)
-        # What a release asks for beyond this may be None.
+        # All else that a release requires may be None.
         arguments: dict[str, Any] = {
             name: None
             for name, parameter in parameters.items()
@@ -202,7 +202,8 @@ class RequestMaker:
 
 
 def _block_hasher(block_size: int) -> Any:
-    """What hashes a request's blocks; None up to 0.9.2, where the KV cache manager does."""
+    """The function that hashes a request's blocks. None up to 0.9.2, where the KV cache manager
+    hashes them."""
     import vllm.v1.core.kv_cache_utils as utils
 
     if not hasattr(utils, "get_request_block_hasher"):
@@ -212,7 +213,7 @@ def _block_hasher(block_size: int) -> Any:
 
 
 def hash_function() -> Any:
-    """What vLLM hashes blocks with, unless it is told otherwise."""
+    """The function that vLLM hashes blocks with by default."""
     try:
         # From 0.11.1.
         module = import_module("vllm.utils.hashing")
@@ -224,7 +225,8 @@ def hash_function() -> Any:
 
 
 def answer(scheduler: Any, output: Any, sample: Callable[[Any], int]) -> Any:
-    """What a model would return for this step: one token, ``sample``'s, where all was computed."""
+    """What a model would return for this step: a token of ``sample`` for each request of which all
+    tokens are computed."""
     make, taken, as_arrays = _answers()
     ids = list(output.num_scheduled_tokens)
     requests = [scheduler.requests[request_id] for request_id in ids]
@@ -249,7 +251,7 @@ def answer(scheduler: Any, output: Any, sample: Callable[[Any], int]) -> Any:
 
 @functools.cache
 def _answers() -> tuple[Callable[..., Any], frozenset[str], bool]:
-    """What makes them, the arguments that it knows, and whether it wants tokens in arrays."""
+    """The class of answers, the arguments that it takes, and whether it wants tokens in arrays."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     # 0.11.1 and 0.11.2 do.
@@ -258,11 +260,11 @@ def _answers() -> tuple[Callable[..., Any], frozenset[str], bool]:
 
 
 def prepare_libraries() -> None:
-    """Give newer libraries what older releases expect of them; before vLLM is imported."""
+    """Add to newer libraries what older releases of vLLM expect. Call it before vLLM's import."""
     import torch
     from transformers import AutoConfig
 
-    # 0.9.2 registers configurations that transformers has by now.
+    # 0.9.2 registers configurations that transformers itself has by now.
     register = AutoConfig.register
     AutoConfig.register = staticmethod(  # type: ignore[method-assign]
         lambda model_type, config, exist_ok=False: register(model_type, config, exist_ok=True)
@@ -272,13 +274,13 @@ def prepare_libraries() -> None:
         if not hasattr(torch._C._cpu, name):
             setattr(torch._C._cpu, name, lambda: False)
     if find_spec("triton") is None and _replaces_triton():
-        # What asks for it must have done so before.
+        # These two look for triton, and must do so before vLLM replaces it.
         import_module("torch._inductor.compile_fx")
         import_module("torch._inductor.lowering")
 
 
 def _replaces_triton() -> bool:
-    """Whether this vLLM puts a module without a version in the place of a missing triton: 0.8.5."""
+    """Whether this vLLM, as 0.8.5, replaces a missing triton by a module without a version."""
     found = find_spec("vllm")
     importing = Path(found.origin or "").parent / "triton_utils" / "importing.py" if found else None
     return (
@@ -288,15 +290,15 @@ def _replaces_triton() -> bool:
     )
 
 
-def tell_of_the_model() -> None:
-    """Tell vLLM what kind of model a Llama is.
+def describe_the_model() -> None:
+    """Say to vLLM what kind of model a Llama is.
 
-    It would start a process that imports all that a model needs to ask its class, which takes
-    longer than all the rest, and asks for compiled parts that may not be there.
+    vLLM would start a process that imports all that a model needs, only to ask its class. That
+    takes longer than all the rest, and needs compiled code that may be missing.
     """
     from vllm.model_executor.models import registry
 
-    told = {
+    known_of_it = {
         "architecture": "LlamaForCausalLM",
         "is_text_generation_model": True,
         "supports_pp": True,
@@ -308,5 +310,5 @@ def tell_of_the_model() -> None:
         "supported_video_pruning_methods": (),
     }
     names = [field.name for field in fields(registry._ModelInfo)]
-    info = registry._ModelInfo(**{name: told.get(name, False) for name in names})
+    info = registry._ModelInfo(**{name: known_of_it.get(name, False) for name in names})
     registry._run_in_subprocess = lambda ask: info

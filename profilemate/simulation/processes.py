@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How are several configurations replayed side by side?"""
+"""How are several configurations simulated side by side?"""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class _Worker:
         self.connection.close()
 
 
-def replay(
+def simulate(
     task: Task,
     configurations: Sequence[Configuration],
     jobs: int,
     progress: Callable[[int, int], None] = lambda number, ended: None,
 ) -> list[Done | Failed]:
-    """Replay each configuration, in so many processes at once; what came of them, in order.
+    """Simulate each configuration, several at once; the results come in their order.
 
-    A process that dies takes only its configuration with it.
+    Where a process dies, only its configuration fails.
 
     Args:
         task: what the configurations have in common.
-        configurations: to replay.
+        configurations: which to simulate.
         jobs: how many at once.
-        progress: is told the number of a configuration and how many of its requests have ended.
+        progress: called with the number of a configuration and how many of its requests have ended.
 
     """
     scratch = tempfile.TemporaryDirectory()
@@ -55,7 +55,7 @@ def replay(
     busy: dict[Connection, tuple[_Worker, int]] = {}
 
     def give(worker: _Worker | None) -> None:
-        """Have a worker, this one or a new one, do what waits."""
+        """Give the next configuration to this worker, or to a new one."""
         if not waiting:
             if worker:
                 worker.end()
@@ -63,7 +63,7 @@ def replay(
         number = waiting.popleft()
         worker = worker or _start(task, Path(scratch.name) / f"{number}")
         busy[worker.connection] = worker, number
-        # One that has died already is found out below.
+        # The loop below finds out about a worker that has died already.
         with suppress(BrokenPipeError):
             worker.connection.send(configurations[number])
 
@@ -90,7 +90,7 @@ def replay(
 
 
 def _start(task: Task, folder: Path) -> _Worker:
-    # Forked, it would have this process's threads' locks; the environment is read anew, too.
+    # A fork would inherit the locks of this process's threads, and its environment.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, task, folder), daemon=True)
@@ -102,9 +102,9 @@ def _start(task: Task, folder: Path) -> _Worker:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C passes by, from their first moment on: it is for this one, which
-    ends them. One that comes meanwhile takes effect at the end."""
-    # It comes with the first process, and lets interrupts in again.
+    """Start processes that ignore Ctrl-C from their first moment on: this one ends them. A Ctrl-C
+    that comes meanwhile takes effect at the end."""
+    # Python starts it with the first process, and it would let interrupts in again.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a process do that replays configurations, one after the other?
+"""What does a process do that simulates configurations, one after the other?
 
-It imports vLLM once, which takes longer than many a replay. It is told a configuration at a time
-and answers with what came of it. Nothing of ours records here, no GPU is looked for, nothing is
-fetched, and what libraries print goes nowhere.
+It imports vLLM once, which takes longer than many a simulation. It gets one configuration at a time
+and answers with the result. Here profilemate records nothing, nothing looks for a GPU or fetches
+anything, and what libraries print goes nowhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST_REASON = 400
 
 ENVIRONMENT = {
     "VLLM_PROFILING": "0",
-    # The scheduler is the same on each; this one is there without any device.
+    # The scheduler is the same on every device, and this one needs none.
     "VLLM_TARGET_DEVICE": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -43,8 +43,8 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Task:
-    """What all configurations have in common: the requests and what tells them apart by less than a
-    block, the time of a step, and when the warm-up ends."""
+    """What all configurations have in common: the requests, the ids of their prefixes, the time of
+    a step, and the end of the warm-up."""
 
     workload: Workload
     step_time: StepTime
@@ -61,7 +61,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a configuration, and the release of vLLM that replayed it."""
+    """The figures of a configuration, and the release of vLLM that simulated it."""
 
     figures: Figures
     vllm: str
@@ -69,7 +69,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why nothing came of a configuration."""
+    """Why a configuration has no figures."""
 
     reason: str
 
@@ -78,9 +78,9 @@ Message = Progress | Done | Failed
 
 
 def work(connection: Connection, task: Task, folder: Path) -> None:
-    """Replay each configuration that comes; what files that takes go into the folder."""
+    """Simulate each configuration that comes. Files go into the folder."""
     _be_quiet(folder)
-    # Nobody is left to be told when either of these comes.
+    # Either of these says that the other process is gone.
     with suppress(EOFError, BrokenPipeError):
         while True:
             configuration = connection.recv()
@@ -88,7 +88,7 @@ def work(connection: Connection, task: Task, folder: Path) -> None:
 
 
 def _be_quiet(folder: Path) -> None:
-    # What vLLM would keep of a model for later is not true of the user's.
+    # What vLLM caches about this model must not be taken for the user's.
     caches = {
         name: str(folder / "cache") for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")
     }
@@ -103,14 +103,14 @@ def _answer(
     folder: Path, configuration: Configuration, task: Task, connection: Connection
 ) -> Message:
     try:
-        return _replayed(folder, configuration, task, connection)
+        return _simulated(folder, configuration, task, connection)
     except (EOFError, BrokenPipeError):
         raise
     except Exception as error:
         return Failed(_reason(error))
 
 
-def _replayed(
+def _simulated(
     folder: Path, configuration: Configuration, task: Task, connection: Connection
 ) -> Done:
     version = _vllm()
@@ -119,15 +119,15 @@ def _replayed(
 
     model = parts.write_model(folder, max_position_embeddings=configuration.max_model_len)
     gc.collect()
-    # Going through all that vLLM has loaded takes long, each time.
+    # Without this each collection would search all that vLLM has loaded.
     gc.freeze()
-    ended, told = 0, time.monotonic()
+    ended, sent_at = 0, time.monotonic()
 
     def one_ended() -> None:
-        nonlocal ended, told
+        nonlocal ended, sent_at
         ended += 1
-        if time.monotonic() > told + PROGRESS_SEC:
-            told = time.monotonic()
+        if time.monotonic() > sent_at + PROGRESS_SEC:
+            sent_at = time.monotonic()
             connection.send(Progress(ended))
 
     figures = Figures()
@@ -152,7 +152,7 @@ def _vllm() -> str:
     parts.prepare_libraries()
     import vllm
 
-    parts.tell_of_the_model()
+    parts.describe_the_model()
     return str(vllm.__version__)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How is the Hugging Face baseline run on the prompts of ``vllm bench throughput``?
+"""How to run the Hugging Face baseline on the prompts of ``vllm bench throughput``?
 
-In a process of its own, by the Python that runs vLLM: its command is the sweep's, with
-``profilemate.sweep.hf_generate`` in the place of ``bench throughput``. That draws the prompts as
-the benchmark does, with vLLM's own code and the command's own options.
+It runs in a process of its own, under the Python that runs vLLM. Its command is the sweep's, with
+``profilemate.sweep.hf_generate`` in place of ``bench throughput``. That draws the prompts as the
+benchmark does, with vLLM's own code and the command's own options.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WORKLOAD = re.compile(
 
 
 def check(command: Sequence[str], combination: Settings) -> None:
-    """See, before anything runs, that there can be a baseline for this command.
+    """Check, before anything runs, that there can be a baseline for this command.
 
     Raises:
         RuleError: it is another benchmark, prompts differ between runs, or a package is missing.
@@ -84,9 +84,9 @@ def check(command: Sequence[str], combination: Settings) -> None:
 def command(
     template: Sequence[str], combination: Settings, folder: Path, batch_size: int
 ) -> list[str]:
-    """The baseline's command; ``RESULT`` in the folder will have what it measured."""
+    """The baseline's command, which writes its measurements to ``RESULT`` in the folder."""
     at = _place(template)
-    # Flags of the engine that have placeholders need a value, whichever.
+    # An engine's flag with a placeholder needs some value, whichever it is.
     words = settings.command(template, combination, folder)
     options = words[at + len(_BENCHMARK) : len(template)]
     own = [ROOT, str(folder / RESULT), str(batch_size), str(_gpus(words))]
@@ -94,12 +94,12 @@ def command(
 
 
 def result(folder: Path) -> dict[str, Any] | None:
-    """What it measured; None where it did not get that far."""
+    """The baseline's measurements; None where it wrote none."""
     try:
-        told = json.loads((folder / RESULT).read_bytes())
+        measured = json.loads((folder / RESULT).read_bytes())
     except (OSError, ValueError):
         return None
-    return told if isinstance(told, dict) else None
+    return measured if isinstance(measured, dict) else None
 
 
 def _place(command: Sequence[str]) -> int:
@@ -114,7 +114,7 @@ def _place(command: Sequence[str]) -> int:
 
 
 def _python(launcher: Sequence[str]) -> list[str]:
-    """The Python that the words before ``bench`` start, with what stands before it (``env``,
+    """The Python that the words before ``bench`` start, with the words before it (``env``,
     ``nice``, ``numactl``)."""
     if len(launcher) > 2 and launcher[-2] == "-m":
         return list(launcher[:-2])
@@ -122,7 +122,7 @@ def _python(launcher: Sequence[str]) -> list[str]:
     if found is not None:
         with open(found, "rb") as file:
             head = file.read(1000).decode(errors="replace")
-        # The second form is what installers write where the path is too long for the first.
+        # Installers write the second form where the path is too long for the first.
         match = re.match(
             r"#!\s*(\S*python\S*)|#!\s*/bin/sh\s+'''exec' \"?(\S*python[^\s\"]*)", head
         )

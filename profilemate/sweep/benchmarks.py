@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What did a benchmark of vLLM's say of itself: in its output, or in the JSON that it wrote?
+"""What did a benchmark of vLLM's measure, by its output or by the JSON that it wrote?
 
 The words are those of ``vllm bench throughput``, ``serve`` and ``latency``; releases differ in
 capitals. Of several benchmarks in one log the last one counts.
@@ -36,14 +36,14 @@ _JSON = {
     "total_tokens_per_sec": ("tokens_per_second", "total_token_throughput"),
     "latency_sec": ("avg_latency",),
 }
-"""Under which keys the JSON of ``throughput``, ``serve`` and ``latency`` has them."""
+"""The keys of each figure in the JSON of ``throughput``, ``serve`` and ``latency``."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a benchmark measured, None where it does not tell. ``source``: ``output`` or ``json``.
+    """What a benchmark measured, None where it does not say. ``source``: ``output`` or ``json``.
 
-    ``latency_sec``: how long one batch took, on average; only ``vllm bench latency`` tells.
+    ``latency_sec``: how long one batch took, on average; only ``vllm bench latency`` says.
     """
 
     source: str
@@ -54,15 +54,15 @@ class Said:
 
 
 def said(log: str, words: Sequence[str], began: float) -> Said | None:
-    """What the benchmark said, whose log and command these are; None where it said nothing.
+    """The figures of the benchmark with this log and command; None where it gives none.
 
-    ``began``: seconds since 1970; a JSON file from before is another run's.
+    ``began``: seconds since 1970; an older JSON file is another run's.
     """
     return _in_log(log) or _in_json(words, began)
 
 
 def batch_size(words: Sequence[str]) -> int:
-    """Of ``vllm bench latency``: prompts in its batch, 8 unless its command says otherwise."""
+    """The prompts in a batch of ``vllm bench latency``: 8, unless its command says otherwise."""
     given = option(words, "batch-size")
     return int(given) if given and given.isascii() and given.isdigit() else 8
 
@@ -101,13 +101,13 @@ def _in_json(words: Sequence[str], began: float) -> Said | None:
     try:
         if Path(path).stat().st_mtime < began:
             return None
-        told: Any = json.loads(Path(path).read_bytes())
+        measured: Any = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(told, dict):
+    if not isinstance(measured, dict):
         return None
     found = {
-        name: next((number(told[key]) for key in keys if key in told), None)
+        name: next((number(measured[key]) for key in keys if key in measured), None)
         for name, keys in _JSON.items()
     }
     return Said("json", **found) if any(found.values()) else None

@@ -10,7 +10,7 @@
     table.csv, runs.csv, chart.html
 
 A sweep that was stopped goes on in its folder. It has to be the same command with at least the
-same combinations; more of them, more repeats, and a baseline may come to it.
+same combinations. Combinations, repeats and a baseline may be added.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Plan:
     baseline: Mapping[str, Any] | None = None
 
     def runs(self, folder: Path) -> Iterator[Planned]:
-        """Every run, in the order in which they are made: all combinations once, then once more,
-        so that what changes on the machine meanwhile does not fall on one of them alone."""
+        """Every run, in order: all combinations once, then all of them again. So a change on the
+        machine affects every combination."""
         for repeat in range(1, self.repeats + 1):
             if self.baseline is not None:
                 yield Planned(folder / f"baseline-{repeat}", None, repeat)
@@ -78,11 +78,11 @@ class Plan:
 def locked(folder: Path) -> Iterator[int]:
     """Make the folder and hold it, so that no second sweep runs in it; gives the lock's file.
 
-    A run that inherits the file holds the lock, too: where a sweep was killed, its last run may
-    still be there, and would be measured beside the next one.
+    A run inherits the file and holds the lock, too: when a sweep is killed, its last run may go
+    on, and would disturb the next one.
 
     Raises:
-        RuleError: the folder cannot be made or written, holds something else, or somebody holds it.
+        RuleError: the folder cannot be made or written, holds something else, or is in use.
 
     """
     try:
@@ -115,17 +115,17 @@ def locked(folder: Path) -> Iterator[int]:
 
 
 def held_by(lock: int, pid: int) -> None:
-    """Note who is to be named to a sweep that finds the folder locked."""
+    """Note the process that a sweep names where it finds the folder locked."""
     text = f"{pid}\n".encode()
     os.pwrite(lock, text, 0)
     os.ftruncate(lock, len(text))
 
 
 def agreed(folder: Path, plan: Plan) -> Plan:
-    """The plan as it is noted in the folder: what a sweep there has begun keeps its place.
+    """The plan as the folder has it from now on. Combinations that are there keep their numbers.
 
     Raises:
-        RuleError: it is another one, or the folder holds something else.
+        RuleError: the folder has the plan of another sweep, or something else.
 
     """
     path = folder / PLAN_FILE
@@ -144,8 +144,8 @@ def agreed(folder: Path, plan: Plan) -> Plan:
 
 
 def result_of(run: Planned) -> Mapping[str, Any] | None:
-    """What the run came to; None where it has not ended, or its result cannot be read or is
-    another run's."""
+    """The run's result; None where it has not ended, or the result cannot be read or is another
+    run's."""
     try:
         result = json.loads((run.folder / RESULT_FILE).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -157,14 +157,14 @@ def result_of(run: Planned) -> Mapping[str, Any] | None:
 
 
 def make_anew(run: Planned) -> None:
-    """An empty folder for the run; what one that did not end left there goes."""
+    """Make an empty folder for the run, without what an earlier attempt left there."""
     if run.folder.exists():
         shutil.rmtree(run.folder)
     run.folder.mkdir(mode=0o700)
 
 
 def write_result(run: Planned, result: Mapping[str, Any]) -> None:
-    """Write what the run came to, which makes it one that has ended."""
+    """Write the run's result. With it the run counts as ended."""
     content = {"result_version": VERSION, "settings": run.settings, "repeat": run.repeat, **result}
     write_atomically(run.folder / RESULT_FILE, json.dumps(content, indent=2).encode() + b"\n")
 
@@ -181,12 +181,12 @@ def _plain(plan: Plan) -> dict[str, Any]:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """Tells another command from this one, secrets and all, without showing them."""
+    """A digest of the command that covers its secrets and does not show them."""
     return hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()
 
 
 def _continued(before: Any, plan: Plan, folder: Path) -> Plan:
-    """The plan, if it goes on with the sweep that was noted before."""
+    """The plan, if it continues the sweep of before."""
     try:
         version, digest = before["sweep_version"], before["command_digest"]
         combinations, repeats = list(before["combinations"]), int(before["repeats"])
@@ -203,8 +203,8 @@ def _continued(before: Any, plan: Plan, folder: Path) -> Plan:
     wanted = [dict(combination) for combination in plan.combinations]
     missing = [combination for combination in combinations if combination not in wanted]
     if missing:
-        told = "; ".join(map(words, missing[:3])) + ("; ..." if missing[3:] else "")
-        raise RuleError(f"{folder} holds a sweep that has {told}, too; {otherwise}")
+        named = "; ".join(map(words, missing[:3])) + ("; ..." if missing[3:] else "")
+        raise RuleError(f"{folder} holds a sweep that has {named}, too; {otherwise}")
     if repeats > plan.repeats:
         raise RuleError(f"{folder} holds a sweep with --repeat {repeats}; {otherwise}")
     if baseline is not None and baseline != plan.baseline:

@@ -3,11 +3,12 @@
 
     python -m profilemate.sweep.hf_generate RESULT BATCH GPUS OPTIONS...
 
-The options are the benchmark's. The prompts are drawn by vLLM's own code from the same dataset,
-seed and tokenizer, and answered in their order, so many at a time: padded on the left, sampled at
-temperature 1, as many new tokens as the benchmark asks for, ending token or not. What is timed is
-what the benchmark times: tokenizing, generating, and turning the answers into text. A batch goes
-on until its longest answer is complete; what the others get beyond theirs is not counted.
+The options are the benchmark's. vLLM's own code draws the prompts, from the same dataset, seed and
+tokenizer. They are answered in their order, a batch at a time: padded on the left, sampled at
+temperature 1, with as many new tokens as the benchmark asks for, whether or not an end token comes.
+The time is that of what the benchmark times: tokenizing, generating, and turning the answers into
+text. A batch goes on until its longest answer is complete; the other answers' extra tokens do not
+count.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     batches = [
         requests[at : at + int(batch_size)] for at in range(0, len(requests), int(batch_size))
     ]
-    # What is done once, such as loading kernels, is not timed; vLLM has it behind it, too.
+    # Not timed: what happens once, such as the loading of kernels. vLLM does that before, too.
     _answered(model, tokenizer, batches[0], longest=1)
     lengths: list[int] = []
     digest = hashlib.sha256()
@@ -87,7 +88,7 @@ def _drawn(args: Namespace) -> tuple[Any, list[Any]]:
     )
     warm_ups = getattr(args, "num_warmups", 0)
     if warm_ups:
-        # Drawn first there, too, which may move a random generator on.
+        # The benchmark draws these first, which may advance a random generator.
         throughput.get_requests(
             Namespace(**{**vars(args), "num_prompts": warm_ups, "seed": args.seed + 1}), tokenizer
         )

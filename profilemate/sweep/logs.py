@@ -20,7 +20,8 @@ _ERROR = re.compile(
     re.IGNORECASE,
 )
 _ELSEWHERE = re.compile(r"see root cause above|See stack trace above", re.IGNORECASE)
-"""vLLM's parent says this of an engine that did not start; the engine said why, further up."""
+"""vLLM's parent process says this when an engine does not start. The engine's own reason is further
+up."""
 
 
 def tail(path: Path) -> str:
@@ -35,7 +36,7 @@ def tail(path: Path) -> str:
 
 
 def telling_line(text: str) -> str | None:
-    """The last line that names an error, or else the last one; None of an empty log.
+    """The last line that names an error, or else the last line; None for an empty log.
 
     >>> telling_line("ValueError: too large\\nRuntimeError: failed. See root cause above.\\nbye")
     'ValueError: too large'
@@ -51,5 +52,5 @@ def telling_line(text: str) -> str | None:
 
 
 def _bare(line: str) -> str:
-    """The line without the process, the time and the place that vLLM puts before it."""
+    """The line without the process, the time and the place that vLLM writes before it."""
     return _STAMP.sub("", _PROCESS.sub("", line.strip())).strip()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What did a run come to: by its benchmark's own words, and by the session that it left?"""
+"""What did a run measure, by its benchmark's own output and by the session that it left?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from profilemate.collector import complete_if_ended
 from profilemate.sweep.benchmarks import Said, batch_size
 
 SETTLED_SEC = 60
-"""How long a session may take to be complete once vLLM has ended."""
+"""How long a session may take to be complete after vLLM has ended."""
 
 _MEASURES = (
     ("hit_rate", "hit_rate"),
@@ -31,14 +31,14 @@ _MEASURES = (
     ("usage_peak_pct", "usage_peak"),
     ("gpu_memory_bytes", "gpu_memory_peak"),
 )
-"""A figure of a run, and the measure of its session that it is."""
+"""A figure of a run, and the measure of its session that it comes from."""
 
 
 @dataclass(frozen=True)
 class Measured:
     """A session's part of a result. ``figures``: by their names in ``analysis.sweep``.
-    ``source``: of the figures by the second, None where there is none. ``input_lengths``: how many
-    requests had a prompt of so many tokens."""
+    ``source``: where the figures per second come from, None where there are none.
+    ``input_lengths``: how many requests had a prompt of so many tokens."""
 
     session: str | None
     figures: Mapping[str, float]
@@ -51,8 +51,8 @@ class Measured:
 
 
 def measured(folder: Path, said: Said | None, command: Sequence[str]) -> Measured:
-    """What is told by a run whose sessions are in this folder."""
-    told = _said(said)
+    """The measurements of a run whose sessions are in this folder."""
+    figures = _said(said)
     source = said.source if said else None
     opened = list(_opened(folder))
     notes = [note for _, note in opened if note]
@@ -61,7 +61,7 @@ def measured(folder: Path, said: Said | None, command: Sequence[str]) -> Measure
         notes.append(
             "A run left no session that can be read, so it has no figures of its KV cache."
         )
-        return Measured(None, told, source, {}, {}, {}, None, tuple(notes))
+        return Measured(None, figures, source, {}, {}, {}, None, tuple(notes))
     session, summary = max(found, key=lambda pair: pair[1].requests.ended)
     if len(found) > 1:
         notes.append(
@@ -70,13 +70,13 @@ def measured(folder: Path, said: Said | None, command: Sequence[str]) -> Measure
     if summary.session.state != "complete":
         notes.append(f"A run's session is {summary.session.state}: {summary.session.note}.")
     if said is not None and said.latency_sec:
-        told.update(_of_a_batch(summary, batch_size(command), said.latency_sec))
-    if not any(name.endswith("_per_sec") for name in told):
-        told.update(_by_the_second(session))
-        source = "session" if told else None
+        figures.update(_of_a_batch(summary, batch_size(command), said.latency_sec))
+    if not any(name.endswith("_per_sec") for name in figures):
+        figures.update(_by_the_second(session))
+        source = "session" if figures else None
     return Measured(
         session=session.directory.name,
-        figures={**told, **_figures(summary)},
+        figures={**figures, **_figures(summary)},
         source=source,
         requests={
             "ended": summary.requests.ended,
@@ -91,7 +91,7 @@ def measured(folder: Path, said: Said | None, command: Sequence[str]) -> Measure
 
 
 def _opened(folder: Path) -> Iterator[tuple[Session | None, str | None]]:
-    """Each session once it is complete, or what is wrong with it."""
+    """Each session as soon as it is complete, or what is wrong with it."""
     found = sorted(child for child in folder.iterdir() if is_session(child))
     deadline = time.monotonic() + SETTLED_SEC
     for path in found:
@@ -108,7 +108,7 @@ def _settled(path: Path, deadline: float) -> tuple[Session | None, str | None]:
 
 
 def _said(said: Said | None) -> dict[str, float]:
-    told = {
+    figures = {
         name: getattr(said, name, None)
         for name in (
             "output_tokens_per_sec",
@@ -117,11 +117,11 @@ def _said(said: Said | None) -> dict[str, float]:
             "latency_sec",
         )
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _of_a_batch(found: Summary, batch: int, latency_sec: float) -> dict[str, float]:
-    """What a batch of ``vllm bench latency`` comes to by the second, as all have the same size."""
+    """Figures per second of ``vllm bench latency``, whose batches all have the same size."""
     ended = found.requests.ended
     if not ended:
         return {}
@@ -135,7 +135,7 @@ def _of_a_batch(found: Summary, batch: int, latency_sec: float) -> dict[str, flo
 
 
 def _by_the_second(session: Session) -> dict[str, float]:
-    """From the first arrival to the last end, as the engine saw them."""
+    """Figures per second, from the first arrival to the last end, as the engine saw them."""
     sums = [
         batch.select(
             requests=pl.len().cast(pl.Int64),
@@ -176,12 +176,12 @@ def _input_lengths(session: Session) -> dict[int, int]:
 
 
 def _figures(found: Summary) -> dict[str, float]:
-    told: dict[str, float | None] = {
+    figures: dict[str, float | None] = {
         "blocks": found.facts.pool_blocks,
         "kv_tokens": found.facts.kv_tokens,
     }
-    told |= {name: measures.by_name(measure).of(found) for name, measure in _MEASURES}
-    return {name: value for name, value in told.items() if value is not None}
+    figures |= {name: measures.by_name(measure).of(found) for name, measure in _MEASURES}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _text(value: Any) -> str | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far is the sweep, and how long will it take? Lines on stderr; stdout is for the table."""
+"""How far is the sweep, and how long will it take? Lines on stderr: stdout is for the table."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LONGEST_NAME = 60
 
 @dataclass
 class Progress:
-    """Tells of each run when it begins and when it ends; on a terminal its seconds count up.
+    """Writes a line when a run begins and when it ends; on a terminal its seconds count up.
 
-    ``total``: runs of the sweep, those that were done before included. ``seconds``: how long
-    those took that are known.
+    ``total``: all runs of the sweep, including those of before. ``seconds``: how long the runs took
+    whose time is known.
     """
 
     total: int
@@ -44,7 +44,7 @@ class Progress:
             _say(f"{self._head} ... {self._remaining(0)}".rstrip())
 
     def tick(self, seconds: float) -> None:
-        """The run goes on, for so many seconds already."""
+        """The run has taken so many seconds so far."""
         if self._status is not None:
             self._status.update(f"{self._head}  {_clock(seconds)}  {self._remaining(seconds)}")
 
@@ -55,7 +55,7 @@ class Progress:
         _say(f"{self._head}: {outcome}, {_clock(seconds)}")
 
     def stop(self) -> None:
-        """No run goes on any more."""
+        """No run is going on."""
         if self._status is not None:
             self._status.stop()
             self._status = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How is a command run so that it ends, with all that it started, whatever happens?
+"""How to run a command so that it ends, with all that it started, whatever happens?
 
-The command leads a process group of its own: a Ctrl-C in the terminal reaches this process alone,
-which then asks the whole group to end, as Ctrl-C would have done, and kills what does not.
+The command leads a process group of its own, so a Ctrl-C in the terminal reaches only this process.
+It then asks the whole group to end, as Ctrl-C would have done, and kills the processes that do not.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from types import FrameType
 
 POLL_SEC = 0.1
 ASKED_SEC = 30
-"""How long what was asked to end may take: an engine lets go of its GPUs."""
+"""How long processes may take to end when asked to: an engine lets go of its GPUs."""
 LEFT_SEC = 10
-"""How long what the command leaves behind may take to end by itself, and then once asked to."""
+"""How long processes that the command leaves behind may take to end by themselves, and then when
+asked to."""
 
 
 @dataclass(frozen=True)
 class Ended:
     """How a command ended. ``exit_code``: negative for a signal; None where it could not be
-    started, which ``problem`` then explains. ``peak_memory_bytes``: of its largest process, of
-    those that it waited for. ``others_cores``: how many cores other processes kept busy meanwhile.
-    ``left_behind``: processes that it left running, which were ended.
+    started, for which ``problem`` gives the reason. ``peak_memory_bytes``: of its largest process,
+    among those that it waited for. ``others_cores``: how many cores other processes kept busy
+    meanwhile. ``left_behind``: processes that it left running, which were then ended.
     """
 
     exit_code: int | None
@@ -55,11 +56,11 @@ def run(
     """Run the command to its end, its output into the log.
 
     Args:
-        time_limit: after so many seconds it is stopped.
-        lock: a file that it holds open as long as it lives.
-        interrupts: what stops it.
-        began: told its process id.
-        tick: told, again and again, for how many seconds it has run.
+        time_limit: the command is stopped after so many seconds.
+        lock: a file that the command holds open as long as it runs.
+        interrupts: one of these stops it.
+        began: called with its process id.
+        tick: called, again and again, with the seconds that it has run.
 
     Raises:
         KeyboardInterrupt: an interrupt came; the command has ended.
@@ -101,7 +102,7 @@ def run(
         seconds,
         timed_out and stopped,
         peak_memory_bytes=used.peak_bytes,
-        # Both are counted in ticks, which tell little of a run of a moment.
+        # Both are counted in ticks, too coarse for a run of a moment.
         others_cores=min(max(0.0, busy - used.cpu_sec) / seconds, len(os.sched_getaffinity(0))),
         left_behind=left,
     )
@@ -109,15 +110,15 @@ def run(
 
 @dataclass
 class Interrupts:
-    """Ctrl-C, SIGTERM and SIGHUP: ``count`` of them. They raise KeyboardInterrupt, but for the
-    time in which a command is started, run and ended: it must not be lost sight of."""
+    """Ctrl-C, SIGTERM and SIGHUP: ``count`` of them. They raise KeyboardInterrupt, but not while a
+    command starts, runs and ends: its processes must not be left behind."""
 
     count: int = 0
     _is_held: bool = False
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Catch them, as long as the block lasts."""
+        """Catch them within the block."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, self._come) for number in numbers}
         try:
@@ -128,7 +129,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Count them alone; then, if any came, raise."""
+        """Only count them within the block; then raise, if any came."""
         self._is_held = True
         try:
             yield
@@ -145,7 +146,7 @@ class Interrupts:
 
 @dataclass(frozen=True)
 class _Used:
-    """What a process that has ended, and those that it waited for, used: the peak memory of the
+    """What a process that has ended and those that it waited for used: the peak memory of the
     largest, and the processor time of all."""
 
     peak_bytes: int
@@ -165,7 +166,7 @@ def _wait(process: subprocess.Popen[bytes]) -> _Used | None:
 
 
 def _busy_sec() -> float:
-    """For how long the cores that this process may use have been busy, added up."""
+    """The time that the cores which this process may use have been busy, as a sum."""
     usable = os.sched_getaffinity(0)
     ticks = 0
     with open("/proc/stat") as file:
@@ -178,7 +179,7 @@ def _busy_sec() -> float:
 
 
 def _stop(process: subprocess.Popen[bytes], interrupts: Interrupts) -> _Used:
-    """Ask the group to end, then make it; at once where a further interrupt comes."""
+    """Ask the group to end, then kill it; at once where another interrupt comes."""
     before = interrupts.count
     for number in (signal.SIGINT, signal.SIGTERM):
         _signal(process.pid, number)
@@ -194,7 +195,7 @@ def _stop(process: subprocess.Popen[bytes], interrupts: Interrupts) -> _Used:
 
 
 def _end_the_rest(group: int, patience: float) -> int:
-    """How many processes of the group did not end by themselves in this time, and were ended."""
+    """End what is left of the group after this time; returns how many processes that were."""
     left = _wait_for_none(group, patience)
     if left:
         _signal(group, signal.SIGTERM)
@@ -213,7 +214,7 @@ def _wait_for_none(group: int, seconds: float) -> int:
 
 
 def _members(group: int) -> int:
-    """How many processes of the group live."""
+    """How many processes of the group are alive."""
     found = 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

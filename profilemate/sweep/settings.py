@@ -66,10 +66,10 @@ def unnamed(template: Sequence[str], names: Settings) -> list[str]:
 
 
 def check_command(template: Sequence[str], combination: Settings) -> None:
-    """See that a setting which is to be appended is not in the command already.
+    """Check that the command does not already have a setting that would be appended.
 
     Raises:
-        RuleError: it is.
+        RuleError: it does.
 
     """
     for name in unnamed(template, combination):
@@ -82,7 +82,7 @@ def check_command(template: Sequence[str], combination: Settings) -> None:
 
 
 def words(combination: Settings) -> str:
-    """A combination for people.
+    """A combination as people read it.
 
     >>> words({"max-num-seqs": "4", "dtype": ""})
     'max-num-seqs=4 dtype='
@@ -91,7 +91,7 @@ def words(combination: Settings) -> str:
 
 
 def values_of(text: str) -> tuple[str, tuple[str, ...]]:
-    """The name and the values of a ``--set``; a comma within brackets or quotes parts no values.
+    """The name and the values of a ``--set``. A comma within brackets or quotes separates none.
 
     >>> values_of("block-size=16,32")
     ('block-size', ('16', '32'))
@@ -108,7 +108,7 @@ def values_of(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _crossed(sets: Sequence[str]) -> Iterator[Settings]:
-    """Every value of each setting with every value of the others, the last one changing first."""
+    """Every value of each setting with every value of the others; the last one varies fastest."""
     parts = [values_of(text) for text in sets]
     names = [name for name, _ in parts]
     for name in names:
@@ -184,7 +184,7 @@ def _filled(word: str, values: Settings) -> str:
     def value(match: re.Match[str]) -> str:
         return values.get(match[1], match[0])
 
-    # Once over the word: a value that looks like a placeholder is none.
+    # In one pass: a value that looks like a placeholder is none.
     return re.sub(r"\{([\w.-]+)\}", value, word)
 
 

@@ -21,8 +21,8 @@ from profilemate.sweep.progress import Progress
 from profilemate.sweep.running import Ended, Interrupts
 
 _ELSEWHERE = (config.SWITCH, config.ENABLE_SWITCH, config.SESSION, config.FAILED)
-"""Variables that the caller's shell may have, and that would lead a run's session elsewhere, or
-keep it from being recorded."""
+"""Variables of the caller's shell that would send a run's session elsewhere, or keep it from being
+recorded."""
 
 
 def sweep(
@@ -36,7 +36,8 @@ def sweep(
 ) -> None:
     """Make every run that has no result yet.
 
-    A KeyboardInterrupt stops the run that goes on, with all its processes; it will be made anew.
+    A KeyboardInterrupt stops the current run, with all its processes. The next sweep in the folder
+    makes it anew.
     """
     runs = list(plan.runs(directory))
     done = {run.folder: folder.result_of(run) for run in runs}
@@ -54,7 +55,7 @@ def sweep(
 
 
 def commands(plan: Plan, directory: Path) -> Iterator[str]:
-    """Every run's command, as a shell would take it."""
+    """Every run's command, in a form that a shell takes."""
     for run in plan.runs(directory):
         own = [f"{name}={shlex.quote(value)}" for name, value in _variables(run).items()]
         yield " ".join([*own, shlex.join(_command(plan, run))])
@@ -87,7 +88,7 @@ def _run(
     )
     folder.held_by(lock, os.getpid())
     text = logs.tail(log)
-    told = {
+    outcome = {
         "exit_code": ended.exit_code,
         "seconds": round(ended.seconds, 3),
         "log": LOG_FILE,
@@ -96,9 +97,9 @@ def _run(
     }
     why = _why(ended, text, time_limit)
     if why is not None:
-        return {"state": "timed out" if ended.timed_out else "failed", "why": why, **told}
+        return {"state": "timed out" if ended.timed_out else "failed", "why": why, **outcome}
     if run.settings is None:
-        return {**told, **_of_baseline(run, ended)}
+        return {**outcome, **_of_baseline(run, ended)}
     said = benchmarks.said(text, command, began)
     found = measuring.measured(run.folder / SESSIONS, said, command)
     figures = {**found.figures, **_host_memory(ended)}
@@ -108,7 +109,7 @@ def _run(
     return {
         "state": "done",
         "why": None,
-        **told,
+        **outcome,
         "session": found.session,
         "source": found.source,
         "figures": figures,
@@ -121,32 +122,32 @@ def _run(
 
 
 def _of_baseline(run: Planned, ended: Ended) -> dict[str, Any]:
-    told = baseline.result(run.folder)
-    if told is None or not told["seconds"]:
+    result = baseline.result(run.folder)
+    if result is None or not result["seconds"]:
         return {"state": "failed", "why": f"it wrote no {baseline.RESULT}"}
-    seconds, output = told["seconds"], told["output_tokens"]
+    seconds, output = result["seconds"], result["output_tokens"]
     figures = {
         "output_tokens_per_sec": output / seconds,
-        "total_tokens_per_sec": (told["input_tokens"] + output) / seconds,
-        "requests_per_sec": told["requests"] / seconds,
+        "total_tokens_per_sec": (result["input_tokens"] + output) / seconds,
+        "requests_per_sec": result["requests"] / seconds,
         **_host_memory(ended),
     }
-    if told["gpu_memory_bytes"] is not None:
-        figures["gpu_memory_bytes"] = told["gpu_memory_bytes"]
+    if result["gpu_memory_bytes"] is not None:
+        figures["gpu_memory_bytes"] = result["gpu_memory_bytes"]
     return {
         "state": "done",
         "why": None,
         "source": "output",
         "figures": figures,
         "requests": {
-            "ended": told["requests"],
-            "input_tokens": told["input_tokens"],
+            "ended": result["requests"],
+            "input_tokens": result["input_tokens"],
             "output_tokens": output,
         },
-        "input_lengths": Counter(told["input_lengths"]),
-        "prompts_digest": told["prompts_digest"],
-        "device": told["device"],
-        "notes": [_RANDOM] if told["weights"] == "random" else [],
+        "input_lengths": Counter(result["input_lengths"]),
+        "prompts_digest": result["prompts_digest"],
+        "device": result["device"],
+        "notes": [_RANDOM] if result["weights"] == "random" else [],
     }
 
 
@@ -180,14 +181,14 @@ def _signal_name(number: int) -> str:
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
-    """What a run came to, in a line."""
+    """A run's outcome in a line."""
     if result["state"] != "done":
         return f"failed, {result['why']}"
     for name in RANKED:
         if name in result["figures"]:
             known = figure(name)
             return f"{result['figures'][name]:,.1f} {known.heading}"
-    return "done, and told no tokens a second"
+    return "done, without tokens per second"
 
 
 def _command(plan: Plan, run: Planned) -> list[str]:
@@ -198,8 +199,7 @@ def _command(plan: Plan, run: Planned) -> list[str]:
 
 
 def _variables(run: Planned) -> dict[str, str]:
-    """What a run's environment has beside the caller's. The baseline is no vLLM: nothing of it is
-    to be recorded."""
+    """A run's own environment variables. The baseline is not vLLM, and is not recorded."""
     if run.settings is None:
         return {config.SWITCH: "0"}
     path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))

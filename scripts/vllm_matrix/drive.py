@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     # Every hook's module, so that it shows where one no longer fits.
     for module in ("v1.core.sched.scheduler", "v1.engine.core", "v1.worker.worker_base"):
         import_module(f"vllm.{module}")
-    parts.tell_of_the_model()
+    parts.describe_the_model()
     watch = Watch()
     with watch.watching():
         for name in arguments[1:]:

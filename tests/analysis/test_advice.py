@@ -123,7 +123,7 @@ def test_nothing_is_sure_where_the_tables_do_not_fit(session: SessionBuilder) ->
     evicted_and_missed(session, 20)
     (session.folder / "kv_cache_allocations.csv").unlink()
     summary = summarize(open_session(session.folder))
-    assert "kv_cache_allocations.csv tells of 0 blocks" in summary.warnings[-1]
+    assert "kv_cache_allocations.csv has 0 evictions" in summary.warnings[-1]
     assert [piece.confidence for piece in summary.advice] == ["low"]
 
 

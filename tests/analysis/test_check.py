@@ -346,7 +346,7 @@ class TestCommand:
         load(session, hits=10, evictions=100)
         evictions = session.folder / "kv_cache_evictions.csv"
         evictions.write_text(evictions.read_text().splitlines()[0] + "\n")
-        says = "tells of 100 blocks that gave way to others, kv_cache_evictions.csv of 0: one of"
+        says = "has 100 evictions by allocations, and kv_cache_evictions.csv has 0: rows are"
         for arguments in (
             [session.folder, "--fail-if", "evictions>0"],
             [session.folder, "--fail-if", "preemptions>0", "--json"],

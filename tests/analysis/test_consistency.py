@@ -39,7 +39,7 @@ def test_a_whole_session_has_no_warning(session: SessionBuilder) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("kv_cache_allocations.csv", "of 0 blocks that gave way to others"),
+        ("kv_cache_allocations.csv", "has 0 evictions by allocations"),
         ("kv_cache_evictions.csv", "kv_cache_evictions.csv of 0"),
         ("kv_cache_usage.csv", "kv_cache_usage.csv is missing"),
         ("requests.jsonl", "requests.jsonl is missing or empty, though 2 requests were admitted"),
@@ -95,7 +95,7 @@ def test_executions_in_graphs_without_a_replay(session: SessionBuilder) -> None:
     (session.folder / "cuda_graph_usage.csv").unlink()
     assert warnings(session) == (
         (
-            "cuda_graph_timeline.csv tells of 18 executions in graphs, and cuda_graph_usage.csv of "
-            "no replay: it is not whole"
+            "cuda_graph_timeline.csv has 18 executions in graphs, and cuda_graph_usage.csv has no "
+            "replay: rows are missing in it"
         ),
     )

@@ -201,7 +201,7 @@ class TestNothing:
     @pytest.mark.parametrize(
         ("metadata", "says"),
         [
-            ({}, "Not recorded: this session does not tell on which device it ran."),
+            ({}, "Not recorded: this session does not say on which device it ran."),
             ({"device": "cpu"}, "There are none: the engine ran on the CPU."),
             ({"device": "xpu"}, "There are none: the engine ran on 'xpu'."),
             ({"device": "cuda"}, "Not recorded: no worker process recorded anything."),

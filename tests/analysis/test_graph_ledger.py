@@ -212,7 +212,7 @@ class TestEstimate:
         assert (found.ratio, found.blocks) == (5.0, None)
         text = one_line(text_of(session))
         assert "5.00 times what it took not taken off the KV cache" in text
-        assert "Without these 0 KV blocks more up to 50 with those captured first" in text
+        assert "Without these 0 KV blocks more up to 50 if the graphs captured first" in text
         assert "no estimate was taken off the KV cache: it gets them if it asks for more" in text
 
     def test_what_vllm_did_not_measure_the_captures_say(self, session: SessionBuilder) -> None:

@@ -188,7 +188,7 @@ def test_a_request_that_preempts_itself_is_named(session: SessionBuilder) -> Non
         *({"timestamp_sec": step, "step": step, **alone} for step in (2, 4, 6)),
     )
     rendered = " ".join(text.render(summary_of(session)).split())
-    assert "Preempts itself 3 times glutton, alone" in rendered
+    assert "Preempts itself 3 times glutton has no room" in rendered
     assert "glutton preempted itself" not in rendered
 
 

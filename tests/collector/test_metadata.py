@@ -160,7 +160,9 @@ def test_no_collector_no_samples(tmp_path: Path) -> None:
     worker = WorkerJournal(tmp_path, gpu=gpu("GPU-a"), gpu_interval_sec=1.0)
     (worker.folder / "metadata.json").write_text("{torn")
     found = finalized(worker)["gpu_memory"]
-    assert found["problem"] == "no collector followed the session, and only that takes samples"
+    assert found["problem"] == (
+        "no collector followed the session, and only a collector takes samples"
+    )
 
 
 def test_sampling_that_was_switched_off(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_hook_that_raises(
     (line,) = lines
     if lost:
         assert line.startswith("profilemate: engine 0: no longer recorded: ")
-        assert line.endswith(f"({where}: {reason}). The rest is, and vLLM goes on")
+        assert line.endswith(f"({where}: {reason}). The rest is recorded, and vLLM goes on")
     else:
         stopped = f"recording stopped, {where} failed ({reason}); vLLM goes on"
         assert line == f"profilemate: engine 0: {stopped}"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found of the methods that are watched, on objects of vLLM's shape."""
+"""Which methods are watched, and which are missing, on objects of vLLM's shape."""
 
 from __future__ import annotations
 
 from profilemate.hooks import targets
 from profilemate.hooks.instances import put
+from profilemate.hooks.targets import attached_and_missing
 
 
 class Elastic:
@@ -19,26 +20,22 @@ class Elastic:
 def test_attached_and_missing() -> None:
     pool = Elastic()
     undo = put(pool, "touch", lambda blocks: None)
-    found = targets.attached_and_missing({targets.POOL: [pool]}, "0.23.0")
+    found = attached_and_missing({targets.POOL: [pool]}, "0.23.0")
     assert found["attached"] == ["Elastic.touch"]
     # What is there and not watched is neither; partial blocks came later than this release.
     assert found["missing"]["Elastic.evict_blocks"] == "explicit evictions"
     assert "Elastic.reset_prefix_cache" not in found["missing"]
     assert "Elastic.cache_partial_block" not in found["missing"]
-    assert (
-        "Elastic.cache_partial_block"
-        in targets.attached_and_missing({targets.POOL: [pool]}, "0.24")["missing"]
-    )
+    later = attached_and_missing({targets.POOL: [pool]}, "0.24")
+    assert "Elastic.cache_partial_block" in later["missing"]
     undo()
-    assert targets.attached_and_missing({targets.POOL: [pool]}, "0.23.0")["attached"] == []
+    assert attached_and_missing({targets.POOL: [pool]}, "0.23.0")["attached"] == []
 
 
 def test_each_model_runner_has_its_own() -> None:
     class GPUModelRunner: ...
 
-    first = targets.attached_and_missing({targets.RUNNER: [GPUModelRunner()]}, "0.33.0")["missing"]
-    second = targets.attached_and_missing({targets.RUNNER_V2: [GPUModelRunner()]}, "0.33.0")[
-        "missing"
-    ]
+    first = attached_and_missing({targets.RUNNER: [GPUModelRunner()]}, "0.33.0")["missing"]
+    second = attached_and_missing({targets.RUNNER_V2: [GPUModelRunner()]}, "0.33.0")["missing"]
     only_first = {name.rpartition(".")[2] for name in first.keys() - second.keys()}
     assert only_first == {"_determine_batch_execution_and_padding"}

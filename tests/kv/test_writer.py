@@ -283,7 +283,7 @@ class Stuck:
             self._free.wait(PATIENCE_SEC)
             return write(fd, data)
 
-        monkeypatch.setattr(recorder.journal.os, "write", slow)
+        monkeypatch.setattr("profilemate.format.journal.os.write", slow)
 
     def let_go(self) -> None:
         self._free.set()

@@ -439,7 +439,7 @@ def test_what_is_not_known_is_not_unused(session: SessionBuilder) -> None:
     set_up(session, memory={"worker": 0, "total_bytes": 80 * GIB, "kv_bytes": 50 * GIB})
     figure = charts_of(session)["start-up"].figure
     assert isinstance(figure, chart.Bars)
-    assert [(part.name, part.values) for part in figure.parts] == [("KV cache", [50 * GIB])]
+    assert [(one.name, one.values) for one in figure.segments] == [("KV cache", [50 * GIB])]
     set_up(session, memory={"worker": 0})
     found = charts_of(session)["start-up"]
     assert (found.figure, found.words) == (None, "The workers did not report all of it.")

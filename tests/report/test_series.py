@@ -131,7 +131,7 @@ def test_block_map_of_one_eviction(session: SessionBuilder) -> None:
     nothing = (0, 0, 0, 0)
     assert found.used == (nothing, nothing, (50, 100, 0, 0), nothing)
     assert found.kept == (nothing, nothing, (0, 0, 100, 50), nothing)
-    assert (found.blocks_per_row, found.told_share) == (1, pytest.approx(3 / 16))
+    assert (found.blocks_per_row, found.known_share) == (1, pytest.approx(3 / 16))
 
 
 def test_a_block_that_was_held_when_it_was_evicted_was_in_use(session: SessionBuilder) -> None:

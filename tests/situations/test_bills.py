@@ -56,7 +56,7 @@ def test_a_request_that_preempts_itself_is_no_victim_of_another(bench: Bench) ->
     assert (one.computed_tokens, one.found_tokens, one.recomputed_tokens) == (64, 64, 0)
     assert (one.preempted_sec, one.resumed_sec) == (0.032, 0.384)
     assert one.lost_sec == pytest.approx(0.352)
-    assert "By themselves 1 for blocks that the victim itself needed" in said
+    assert "By themselves 1 the preempted request itself needed the blocks" in said
 
 
 def test_aborted_requests_have_wasted_what_they_did_not_find(bench: Bench) -> None:

@@ -42,7 +42,7 @@ def test_requests_wait_at_a_third_of_usage(bench: Bench) -> None:
     engine.add(*(bench.request(f"r{number}", tokens(number, 512), 1) for number in range(6)))
     steps(engine, 3)
     said = words(engine.end().folder)
-    assert "Waited 60.0 ms of all requests together up to 4 at once, in 20.0 ms" in said
+    assert "Waited 60.0 ms of all requests together up to 4 at once, during 20.0 ms" in said
     assert "No tokens left in the step (1,024) 60.0 ms 100.00 % 68.00 %" in said
 
 

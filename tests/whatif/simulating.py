@@ -42,7 +42,10 @@ class Recorded:
             blocks=pools(str(blocks)) if blocks else (),
             **{name: (value,) for name, value in settings.items()},  # type: ignore[arg-type]
         )
-        return (*configurations(self.base, choices, told=self.workload.told), self.base)[0]
+        return (
+            *configurations(self.base, choices, has_contents=self.workload.has_contents),
+            self.base,
+        )[0]
 
     def simulate(self, model: Path, blocks: int | None = None, **settings: int | bool) -> Outcome:
         """What vLLM's scheduler does with the session's requests and these settings."""

@@ -46,7 +46,7 @@ SCHEDULER = {
 
 
 def tried(**choices: Any) -> list[tuple[str, int, int]]:
-    found = configurations(BASE, Choices(**choices), told=True)
+    found = configurations(BASE, Choices(**choices), has_contents=True)
     return [(one.label, one.gpu_blocks, one.block_size) for one in found]
 
 
@@ -70,7 +70,7 @@ def test_all_combinations_but_the_recorded_one() -> None:
     found = configurations(
         BASE,
         Choices(max_num_seqs=(16, 64), prefix_caching=(True, False), policy=("priority", "fcfs")),
-        told=True,
+        has_contents=True,
     )
     assert [one.label for one in found] == [
         "16 seqs, priority",
@@ -104,7 +104,7 @@ def test_no_number_no_switch_no_word() -> None:
 
 def test_a_pool_without_a_usable_block() -> None:
     with pytest.raises(RuleError, match="no usable block"):
-        configurations(BASE, Choices(blocks=pools("0.01x"), block_size=(128,)), told=True)
+        configurations(BASE, Choices(blocks=pools("0.01x"), block_size=(128,)), has_contents=True)
 
 
 def session(folder: Path, **metadata: Any) -> Any:
@@ -140,7 +140,7 @@ def test_what_is_not_recorded_is_said(tmp_path: Path) -> None:
         "policy",
         "chunked_prefill",
     ]
-    assert "max_num_seqs is not recorded; replayed with 256" in notes
+    assert "max_num_seqs is not recorded; simulated with 256" in notes
 
 
 def test_what_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
     without = session(tmp_path / "c", cache=METADATA["cache"] | {"prefix_caching": False})
     base, _ = recorded(without, Choices())
     with pytest.raises(RuleError, match="cannot be tried on"):
-        configurations(base, Choices(prefix_caching=(True,)), told=False)
+        configurations(base, Choices(prefix_caching=(True,)), has_contents=False)
 
 
 def test_a_trace_needs_a_pool(tmp_path: Path) -> None:

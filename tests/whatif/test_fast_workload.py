@@ -56,7 +56,7 @@ def test_trace(tmp_path: Path) -> None:
         trace(tmp_path, line(2500, 1100, 1, 2, 7, output=30), line(500, 512, 1, output=0))
     )
     assert found.measured is None
-    assert (len(found), found.block_size, found.told) == (2, 512, True)
+    assert (len(found), found.block_size, found.has_contents) == (2, 512, True)
     # In order of arrival; the last token is never computed.
     assert found.arrival_sec.tolist() == [0.5, 2.5]
     assert found.input_tokens.tolist() == [512, 1100]
@@ -240,7 +240,7 @@ def test_no_contents_with_prefix_caching_off(tmp_path: Path) -> None:
     built = SessionBuilder(tmp_path / "session")
     built.requests({"input_length": 33, "output_length": 2, "block_size": 16})
     found = read_workload(built.folder)
-    assert not found.told
+    assert not found.has_contents
     # Contents that nothing else has.
     assert len(set(found.prompt_ids.values.tolist())) == 3
 

@@ -19,7 +19,7 @@ import pytest
 from analysis.renderers.text import whatif as text
 from analysis.whatif.clock import StepTime
 from analysis.whatif.outcome import Outcome
-from analysis.whatif.replayed import Failure, Replayed
+from analysis.whatif.simulated import Failure, Simulated
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.whatif.test_exact_configuration import SCHEDULER
@@ -227,7 +227,7 @@ def test_the_text_says_what_is_measured_and_what_simulated() -> None:
         failed_requests=2,
     )
     shown = text.render(
-        Replayed(
+        Simulated(
             name="runs/session_1",
             requests=42,
             engines=2,
@@ -271,7 +271,7 @@ def test_the_text_says_what_is_measured_and_what_simulated() -> None:
 def test_queues_that_are_far_from_the_recorded_ones_are_reported(
     was: float, now: float, says: str
 ) -> None:
-    found = Replayed(
+    found = Simulated(
         name="runs/session_1",
         requests=42,
         engines=1,

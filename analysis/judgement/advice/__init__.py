@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which setting would serve this load better, and what says so?
 
-Each rule looks at the summary and gives one piece of advice or none. They stand in the order in
-which they matter. Of two that would move the same setting the first one counts, so that no two
-contradict each other; and a flag is named only if the release that ran has it.
+Each rule looks at the summary and gives one piece of advice or none. The rules stand in the order
+in which they matter. Of two that would change the same setting the first one counts, so that no
+two contradict each other. Advice names a flag only if the release that ran has it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RULES: tuple[Callable[[Summary], Advice | None], ...] = (
 def advise(summary: Summary, *, doubtful: bool = False) -> tuple[Advice, ...]:
     """The advice that this session supports, the most important first; often there is none.
 
-    Nothing is sure where the session's tables do not fit each other (``doubtful``).
+    ``doubtful``: the session's tables contradict each other, so that no advice is sure.
     """
     given: dict[str, Advice] = {}
     for rule in RULES:

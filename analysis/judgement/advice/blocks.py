@@ -9,7 +9,7 @@ from analysis.wording.formats import share
 
 
 def prefix_caching(summary: Summary) -> Advice | None:
-    """It was off, and prompts begin alike."""
+    """Prefix caching was off, and prompts begin alike."""
     families = summary.families
     if summary.facts.prefix_caching is not False or families.sharing < 2:
         return None
@@ -62,7 +62,7 @@ def block_size(summary: Summary) -> Advice | None:
 
 
 def fragmentation(summary: Summary) -> Advice | None:
-    """Much of the allocated room holds no token, because blocks are large."""
+    """Many slots of held blocks have no token, because blocks are large."""
     facts, lost = summary.facts, summary.fragmentation
     empty = lost.actual.at_end if lost is not None else None
     if lost is None or empty is None or lost.requests < FEW or len(facts.groups) != 1:

@@ -18,19 +18,19 @@ from analysis.summary import Advice, Summary
 from analysis.wording.formats import byte_size, counted, seconds, share
 
 SMALL_BATCH = 256
-"""Tokens; what is launched for so few takes the GPU less time than the host, as a rule."""
+"""Tokens. The kernels of a smaller batch usually take the GPU less time than the host."""
 LARGEST_DEFAULT = 1024
-"""The largest size that vLLM 0.32 captures by itself on any GPU (config/vllm.py)."""
+"""The largest size that vLLM 0.32 captures by default on any GPU (config/vllm.py)."""
 FAR_OFF = 3.0
-"""An estimate that is off by such a factor, up or down."""
+"""An estimate is far off from this factor on, up or down."""
 START_UP_SEC = 5.0
-"""Start-up time that is worth a change."""
+"""So much start-up time is worth a change."""
 MANY = 1_000
-"""Executions that must have been seen before a size is called unneeded."""
+"""So many executions must have been seen before a size counts as unneeded."""
 
 
 def none_asked_for(summary: Summary) -> Advice | None:
-    """Graphs were turned off."""
+    """CUDA graphs were turned off."""
     graphs = summary.cuda_graphs
     eager = next((part for part in graphs.eager if part.reason == "asked_none"), None)
     has_graphs = graphs.setup.device in (None, "cuda")
@@ -56,7 +56,7 @@ def none_asked_for(summary: Summary) -> Advice | None:
 
 
 def decodes_without_full_graphs(summary: Summary) -> Advice | None:
-    """The busiest batches of decodes have no FULL graph: a size is missing."""
+    """The largest batches of decodes have no FULL graph: a size is missing."""
     sizes = summary.capture_sizes
     gap = None if sizes is None else sizes.decode_gap
     if sizes is None or gap is None or gap.executions < SOME * summary.cuda_graphs.executions:
@@ -87,8 +87,8 @@ def decodes_without_full_graphs(summary: Summary) -> Advice | None:
             ),
         ),
         expect=(
-            "They run in one FULL graph each. With another --max-num-seqs it is that which "
-            f"belongs into the list{_times(sizes.step)}."
+            "Each of them runs in a FULL graph. With another --max-num-seqs, put that number into "
+            f"the list instead{_times(sizes.step)}."
         ),
         confidence="high" if gap.decode_steps else "medium",
     )
@@ -133,7 +133,7 @@ def larger_graphs(summary: Summary) -> Advice | None:
 
 
 def less_padding(summary: Summary) -> Advice | None:
-    """As many sizes, placed better, would pad much less."""
+    """As many sizes, chosen better, would pad much less."""
     sizes = summary.capture_sizes
     better = None if sizes is None else sizes.least_padding
     if sizes is None or better is None or sizes.executions < FEW:
@@ -154,20 +154,20 @@ def less_padding(summary: Summary) -> Advice | None:
             f"{len(better.sizes):,} sizes would have padded {better.padding:,} tokens",
         ),
         expect=(
-            f"{share(better.padding_share)} of padding for batches like these; others pay more, "
-            "as the sizes are made for this session."
+            f"{share(better.padding_share)} of padding for batches like these. Other batches pad "
+            "more, as the sizes fit this session."
         ),
         confidence="medium",
     )
 
 
 def unused_graphs(summary: Summary) -> Advice | None:
-    """Most graphs were captured for nothing, and that took long or much memory."""
+    """Most graphs were captured for nothing, and capturing took long or much memory."""
     ledger, sizes = summary.graph_ledger, summary.capture_sizes
     fewest = None if sizes is None else sizes.fewest
     if ledger is None or sizes is None or fewest is None or sizes.executions < MANY:
         return None
-    # Larger batches than this session's must not fall out of all graphs.
+    # Larger batches than this session's must still have a graph.
     kept = sorted({*fewest.sizes, sizes.today.sizes[-1]})
     never, blocks = ledger.unused.never, ledger.unused.more_blocks or 0
     pool = summary.facts.pool_blocks
@@ -200,7 +200,7 @@ def unused_graphs(summary: Summary) -> Advice | None:
 
 
 def overcommitted(summary: Summary) -> Advice | None:
-    """Graphs took more than was reserved for them, and the GPU is full."""
+    """Graphs took more memory than was reserved for them, and the GPU is full."""
     memory, facts = summary.memory, summary.facts
     estimate = None if summary.graph_ledger is None else summary.graph_ledger.estimate
     found, tight = memory.start_up, _tightest(summary)
@@ -232,7 +232,7 @@ def overcommitted(summary: Summary) -> Advice | None:
 
 
 def overestimated(summary: Summary) -> Advice | None:
-    """Much more was reserved for graphs than they took."""
+    """Much more memory was reserved for graphs than they took."""
     facts, usage, found = summary.facts, summary.usage.combined, summary.memory.start_up
     estimate = None if summary.graph_ledger is None else summary.graph_ledger.estimate
     took, utilization = _took(summary), facts.gpu_memory_utilization
@@ -251,7 +251,7 @@ def overestimated(summary: Summary) -> Advice | None:
         return None
     return Advice(
         about="pool",
-        says="Give the KV cache what was reserved for graphs and not taken.",
+        says="Give the KV cache the memory that is reserved for graphs and that they do not take.",
         flag="--gpu-memory-utilization",
         value=f"{value:.4f}",
         evidence=(
@@ -266,7 +266,7 @@ def overestimated(summary: Summary) -> Advice | None:
 
 
 def _took(summary: Summary) -> int | None:
-    """Bytes that graphs took on the worker that decides, as vLLM found, or else as captured."""
+    """Bytes that graphs took on the worker that decides: as vLLM measured, or else by captures."""
     estimate = None if summary.graph_ledger is None else summary.graph_ledger.estimate
     if estimate is None:
         return None
@@ -275,17 +275,17 @@ def _took(summary: Summary) -> int | None:
 
 
 def _tightest(summary: Summary) -> int | None:
-    """Bytes that were free on the fullest GPU at its peak."""
+    """Free bytes on the fullest GPU at its peak."""
     return min((gpu.free_bytes for gpu in summary.memory.gpus if gpu.workers), default=None)
 
 
 def _rounded(utilization: float) -> float:
-    """Down, since too much fails and too little does not."""
+    """Rounded down: too much memory fails, too little does not."""
     return math.floor(utilization * 1e4) / 1e4
 
 
 def _sizes(summary: Summary, sizes: Sequence[int]) -> tuple[str, str]:
-    """What sets the sizes in the release that ran, and its value."""
+    """The flag that sets the sizes in the release that ran, and its value."""
     flag = "cudagraph-capture-sizes"
     if flag in summary.facts.settings:
         return f"--{flag}", " ".join(map(str, sizes))

@@ -23,11 +23,11 @@ from analysis.wording.formats import byte_size, seconds, share
 from analysis.wording.printable import abridged
 
 _FOR_HOST_MEMORY_BYTES = 2**30
-"""Less than this is had on the GPU more easily than by offloading to the host."""
+"""Less memory is easier to find on the GPU than to offload to the host."""
 
 
 def can_never_run(summary: Summary) -> Advice | None:
-    """Requests that need more blocks than there are wait for ever, and hold up the queue."""
+    """Requests that need more blocks than there are wait for ever and block the queue."""
     admission, facts = summary.admission, summary.facts
     if not admission.too_large or not admission.largest or len(facts.groups) != 1:
         return None
@@ -42,7 +42,7 @@ def can_never_run(summary: Summary) -> Advice | None:
         evidence=(
             (
                 f"{admission.too_large:,} requests need more blocks than the pool has; "
-                f"{abridged(largest.request_id)} needs {largest.needed_blocks:,}, "
+                f"{abridged(largest.request_id)} needs {largest.needed_blocks:,} where "
                 f"{largest.usable_blocks:,} are usable, and was looked up {largest.lookups:,} times"
             ),
         ),
@@ -55,7 +55,7 @@ def can_never_run(summary: Summary) -> Advice | None:
 
 
 def preempts_itself(summary: Summary) -> Advice | None:
-    """A prompt is admitted by its first chunk and thrown out by its second, again and again."""
+    """A prompt is admitted for its first chunk and preempted by its second, again and again."""
     admission, scheduler = summary.admission, summary.facts.scheduler
     if not admission.self_preempted or scheduler.scheduler_reserve_full_isl is not False:
         return None
@@ -71,7 +71,7 @@ def preempts_itself(summary: Summary) -> Advice | None:
 
 
 def more_blocks(summary: Summary) -> Advice | None:
-    """The pool is too small: contents that were needed had been evicted, or requests were."""
+    """The pool is too small: needed contents were evicted, or requests were preempted."""
     missed, preempted = summary.misses, summary.preemptions
     lost = missed.recomputed_tokens / missed.query_tokens if missed.query_tokens else 0.0
     tax = preempted.tax or 0.0
@@ -115,14 +115,14 @@ def more_blocks(summary: Summary) -> Advice | None:
 
 
 def _blocks_wanted(summary: Summary, for_contents: bool) -> int:
-    """Blocks that would have kept nine in ten of the blocks that were missed, at most; or a
-    tenth of the pool, where it is for running requests."""
+    """Blocks that would have kept nine in ten of the missed blocks, at most; a tenth of the pool
+    where running requests need them."""
     wanted = summary.misses.short.more_blocks_p90 if for_contents else None
     return max(1, wanted or math.ceil(_blocks(summary) / 10))
 
 
 def _blocks(summary: Summary) -> int:
-    """Blocks of the largest engine's pool that requests can hold."""
+    """Blocks that requests can hold in the largest pool."""
     return max((usage.end.total_blocks for usage in summary.usage.pools), default=0)
 
 
@@ -137,11 +137,11 @@ def _larger_pool(pool: int, more: int, summary: Summary) -> str:
 
 
 def _flag(summary: Summary, pool: int, more: int) -> tuple[str | None, str | None]:
-    """What makes room for as many blocks more, and its value."""
+    """The flag that makes room for so many blocks more, and its value."""
     facts = summary.facts
     size = facts.bytes_per_block
     if facts.blocks_override is not None:
-        # Whatever the memory, vLLM makes so many.
+        # vLLM makes exactly so many, whatever the memory.
         return "--num-gpu-blocks-override", f"{pool + 1 + more}"
     if _is_for_host_memory(summary, pool, more):
         if size is None:
@@ -155,7 +155,7 @@ def _flag(summary: Summary, pool: int, more: int) -> tuple[str | None, str | Non
 
 
 def _is_for_host_memory(summary: Summary, pool: int, more: int) -> bool:
-    """Whether so many blocks more are better kept there than asked of the GPU."""
+    """Whether the host should keep so many blocks more, and not the GPU."""
     facts = summary.facts
     if facts.device == "cpu" or facts.blocks_override is not None:
         return False
@@ -177,19 +177,19 @@ def _of_a_larger_pool(summary: Summary, more: int, lost: float, tax: float) -> s
         parts.append("Shorter queues.")
     if _is_for_host_memory(summary, pool, more):
         parts.append(
-            f"The pool would be {1 + more / pool:.1f} times as large: keep what is more in host "
-            "memory, or send requests that share a prefix to the same engine."
+            f"The pool would be {1 + more / pool:.1f} times as large: keep the additional blocks "
+            "in host memory, or send requests that share a prefix to the same engine."
         )
     if facts.cache_dtype is not None and "fp8" not in facts.cache_dtype and more > pool // 4:
-        parts.append("--kv-cache-dtype fp8 makes twice the blocks of 16-bit ones.")
+        parts.append("--kv-cache-dtype fp8 gives twice as many blocks as 16 bits.")
     if len(facts.groups) == 1:
-        replayed = f"profilemate whatif SESSION --blocks {pool + 1 + more}"
-        parts.append(f"'{replayed}' replays this load with that pool.")
+        command = f"profilemate whatif SESSION --blocks {pool + 1 + more}"
+        parts.append(f"'{command}' simulates this load with that pool.")
     return " ".join(parts)
 
 
 def larger_than_needed(summary: Summary) -> Advice | None:
-    """The pool is larger than all that the load ever used."""
+    """The load never filled the pool."""
     usage, evicted = summary.usage.combined, summary.evictions
     if usage is None or usage.peak_pct >= UNDER_USED_PCT or summary.requests.ended < FEW:
         return None
@@ -208,8 +208,8 @@ def larger_than_needed(summary: Summary) -> Advice | None:
                 f"at most {usage.peak_pct:.1f} % of {usage.end.total_blocks:,} blocks were held at "
                 "a time, and no cached block was ever evicted"
             ),
-            f"at the end {used:,} blocks held anything at all",
+            f"at the end {used:,} blocks were held or cached",
         ),
-        expect="Nothing gets faster: room for more requests, longer ones, or a smaller GPU.",
+        expect="Nothing gets faster; more or longer requests fit, or a smaller GPU is enough.",
         confidence="medium",
     )

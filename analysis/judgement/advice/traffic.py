@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no flag mends: where requests go, when, and what they begin with."""
+"""What no flag can change: where requests go, when they arrive, and how they begin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from analysis.wording.printable import abridged
 
 
 def same_engine(summary: Summary) -> Advice | None:
-    """What was missed was in another rank's cache."""
+    """Another rank's cache had what lookups missed."""
     missed = summary.misses
     elsewhere = missed.by_reason.get("other rank")
     if elsewhere is None or elsewhere.tokens < MUCH * missed.query_tokens:
@@ -27,8 +27,8 @@ def same_engine(summary: Summary) -> Advice | None:
             ),
         ),
         expect=(
-            "They are found instead of computed. A router that follows prefixes or conversations "
-            "does it; vLLM's own balancing looks at queues alone."
+            "Requests find these tokens. It takes a router that follows prefixes or conversations; "
+            "vLLM's own balancing looks at queues alone."
         ),
         confidence="high",
     )
@@ -47,8 +47,8 @@ def one_first(summary: Summary) -> Advice | None:
         value=None,
         evidence=(
             (
-                f"{early.tokens:,} prompt tokens of {early.requests:,} requests were just being "
-                "computed for another one"
+                f"another request was just computing {early.tokens:,} prompt tokens of "
+                f"{early.requests:,} requests"
             ),
         ),
         expect=f"Up to {share(early.tokens / missed.query_tokens)} of the prompts' tokens found.",
@@ -71,7 +71,7 @@ def what_varies_last(summary: Summary) -> Advice | None:
         ):
             return Advice(
                 about="prompts",
-                says="If what differs there is a date, an id or a name, move it to the end.",
+                says="Move what differs early in prompts to their end: a date, an id or a name.",
                 flag=None,
                 value=None,
                 evidence=(
@@ -82,8 +82,8 @@ def what_varies_last(summary: Summary) -> Advice | None:
                     ),
                 ),
                 expect=(
-                    f"What is the same in the {family.tokens_after:,} tokens after it can be "
-                    "found. No flag does that."
+                    f"Requests find what is the same in the {family.tokens_after:,} tokens after "
+                    "it. No flag does that."
                 ),
                 confidence="low",
             )
@@ -91,7 +91,7 @@ def what_varies_last(summary: Summary) -> Advice | None:
 
 
 def sweepers(summary: Summary) -> Advice | None:
-    """One-off prompts sweep out what others would have found."""
+    """One-off prompts evict what others would have found."""
     swept, missed = summary.blame.sweepers, summary.misses
     if missed.recomputed_tokens < MUCH * missed.query_tokens or (swept.share or 0.0) < MOST:
         return None
@@ -102,14 +102,14 @@ def sweepers(summary: Summary) -> Advice | None:
         value=None,
         evidence=(
             (
-                f"{swept.requests:,} requests whose own blocks nobody asked for again evicted "
-                f"{swept.regretted_blocks:,} blocks that were: {share(swept.share)} of the "
-                "recomputed tokens"
+                f"{swept.requests:,} requests, whose own blocks nobody asked for again, evicted "
+                f"{swept.regretted_blocks:,} blocks that others needed: {share(swept.share)} of "
+                "the recomputed tokens"
             ),
         ),
         expect=(
-            f"Up to {swept.recomputed_tokens:,} tokens not computed again. vLLM's cache keeps what "
-            "was used last and has no flag for another policy."
+            f"Up to {swept.recomputed_tokens:,} tokens are not computed again. vLLM's cache keeps "
+            "what was used last and has no flag for another policy."
         ),
         confidence="low",
     )

@@ -43,7 +43,7 @@ def more_requests_at_once(summary: Summary) -> Advice | None:
 
 
 def larger_steps(summary: Summary) -> Advice | None:
-    """Requests waited because the tokens of a step were all given out."""
+    """Requests waited because each step had given all its tokens out."""
     usage, most = summary.usage.combined, summary.facts.scheduler.max_num_batched_tokens
     waited = waited_for(summary, "token_budget")
     if usage is None or most is None or waited < MOST or not waits(summary):
@@ -60,8 +60,8 @@ def larger_steps(summary: Summary) -> Advice | None:
             f"the pool was never fuller than {usage.peak_pct:.1f} %",
         ),
         expect=(
-            "Prompts start earlier; steps with long prompts take longer, which those that are "
-            "decoding feel, and activations take more memory."
+            "Prompts start earlier. Steps with long prompts take longer, which delays requests "
+            "that are decoding, and activations take more memory."
         ),
         confidence="low",
     )
@@ -84,7 +84,7 @@ def more_adapters(summary: Summary) -> Advice | None:
 
 
 def whole_prompts(summary: Summary) -> Advice | None:
-    """Prompts waited because they are not cut up."""
+    """Prompts waited because vLLM does not cut them into chunks."""
     waited = waited_for(summary, "no_chunking")
     if waited < MOST or not waits(summary):
         return None
@@ -93,7 +93,7 @@ def whole_prompts(summary: Summary) -> Advice | None:
         says="Let long prompts be computed in chunks.",
         flag="--enable-chunked-prefill",
         value="",
-        evidence=(f"{share(waited)} of all waiting was of prompts longer than was left of a step",),
-        expect="They start with what is left of the step.",
+        evidence=(f"{share(waited)} of all waiting was for a step with room for a whole prompt",),
+        expect="Prompts start with the tokens that are left in a step.",
         confidence="medium",
     )

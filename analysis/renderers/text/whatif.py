@@ -10,7 +10,7 @@ from analysis.renderers.text.layout import Line, note, section, table, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.whatif.clock import StepTime
 from analysis.whatif.outcome import Outcome
-from analysis.whatif.replayed import Replayed
+from analysis.whatif.simulated import Simulated
 from analysis.wording.formats import counted, number, seconds, share
 from analysis.wording.printable import shortened
 from analysis.wording.whatif import FIGURES
@@ -18,17 +18,17 @@ from analysis.wording.whatif import FIGURES
 _LABEL = 30
 
 
-def write(found: Replayed, out: TextIO) -> None:
+def write(found: Simulated, out: TextIO) -> None:
     """Print what was found."""
     paint(lambda _: _layout(found), out)
 
 
-def render(found: Replayed) -> str:
+def render(found: Simulated) -> str:
     """What was found as plain text."""
     return plain(lambda _: _layout(found))
 
 
-def _layout(found: Replayed) -> Iterator[Line]:
+def _layout(found: Simulated) -> Iterator[Line]:
     yield (("What if  ", "label"), (shortened(found.name, 70), "title"))
     yield from note(_how(found))
     yield from section("Cache", _cache(found))
@@ -37,7 +37,7 @@ def _layout(found: Replayed) -> Iterator[Line]:
     yield from section("Not simulated", _failures(found))
 
 
-def _how(found: Replayed) -> str:
+def _how(found: Simulated) -> str:
     engines = "" if found.engines == 1 else f" on {found.engines} engines"
     release = f"vLLM {found.vllm}" if found.vllm else "vLLM"
     other = found.recorded_vllm not in (None, found.vllm)
@@ -69,12 +69,12 @@ def _clock(step_time: StepTime) -> str:
     )
 
 
-def _rows(found: Replayed) -> list[Outcome]:
+def _rows(found: Simulated) -> list[Outcome]:
     first = [outcome for outcome in (found.measured, found.baseline) if outcome is not None]
     return [*first, *found.outcomes]
 
 
-def _cache(found: Replayed) -> Iterator[Line]:
+def _cache(found: Simulated) -> Iterator[Line]:
     heads = ("", "", "usable blocks", "hit rate", "evictions")
     rows = [
         (
@@ -90,7 +90,7 @@ def _cache(found: Replayed) -> Iterator[Line]:
         yield from table(heads, rows)
 
 
-def _scheduling(found: Replayed) -> Iterator[Line]:
+def _scheduling(found: Simulated) -> Iterator[Line]:
     heads = ("", "preempted", "recomputed", "steps", "queue mean", "p99")
     rows = [
         (
@@ -113,7 +113,7 @@ def _scheduling(found: Replayed) -> Iterator[Line]:
             )
 
 
-def _truth(found: Replayed) -> Iterator[Line]:
+def _truth(found: Simulated) -> Iterator[Line]:
     was, now = found.measured, found.baseline
     if was is not None and now is not None:
         yield from note(f"The recorded configuration, simulated, {_compared(was, now)}.")
@@ -151,6 +151,6 @@ _FAR, _FAR_SEC = 2.0, 0.001
 """A queue that is so many times and so many seconds longer is another queue."""
 
 
-def _failures(found: Replayed) -> Iterator[Line]:
+def _failures(found: Simulated) -> Iterator[Line]:
     for failure in found.failures:
         yield from wrapped(f"  {failure.label}: ", failure.reason, "label", "warning")

@@ -35,10 +35,7 @@ def watch(scheduler: Any) -> None:
         give_up(str(error))
     except Exception as error:
         version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
-        give_up(
-            f"this vLLM ({version}) is not one that profilemate knows "
-            f"({type(error).__name__}: {error})"
-        )
+        give_up(f"profilemate does not know this vLLM, {version} ({type(error).__name__}: {error})")
 
 
 def _watch(scheduler: Any, settings: config.Config) -> None:

@@ -34,7 +34,7 @@ def charts(report: Report) -> Iterator[Chart]:
     words = (
         f"Rebuilt from {evictions:,} evictions, so a block is known only up to its last one, and "
         "not where it is free or still there at the end. "
-        f"{share(found.told_share)} of the pool's time is known; the rest is grey. A cell is "
+        f"{share(found.known_share)} of the pool's time is known; the rest is grey. A cell is "
         f"{neighbours} over {seconds(report.series.bins.width_sec)}; pauses between two uses count "
         f"as use.{several}"
     )

@@ -33,7 +33,7 @@ from benchmarks.result import BenchmarkError, Result, moved, unmeasured
 from benchmarks.table import comparable, render
 
 WIDTH = 120
-"""Of the table in characters, where it goes into a file."""
+"""Characters in a line of the table, where it goes into a file."""
 
 
 def main() -> int:

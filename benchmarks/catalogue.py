@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks there are, by the names that ``python -m benchmarks`` knows them by."""
+"""All benchmarks, by the names that ``python -m benchmarks`` takes."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from benchmarks.result import BenchmarkError
 ROOT = Path(__file__).resolve().parent.parent
 
 _LEFT_OUT = ("VLLM_PROFILING", "VLLM_ENABLE_PROFILING", "PYTHONDONTWRITEBYTECODE")
-"""What these begin is not inherited: our own, and what makes each start compile anew."""
+"""A process inherits no variable that begins so: ours, and what makes each start compile anew."""
 
 
 def variables(sessions: Path, *, profiling: bool = True) -> dict[str, str]:
-    """What a process gets whose sessions go to a folder of the benchmark's."""
+    """The variables of a process whose sessions go to the benchmark's folder."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)
     }

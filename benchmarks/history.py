@@ -16,7 +16,7 @@ FILE = Path(__file__).with_name("results.json")
 
 @dataclass(frozen=True)
 class Kept:
-    """A result, whose it is, and where it was measured."""
+    """A result, its benchmark, and the machine that it was measured on."""
 
     benchmark: str
     """Its name in the catalogue."""

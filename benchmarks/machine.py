@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that a figure is from, in words that say nothing of whose it is."""
+"""The machine that a figure is from, in words that do not name its owner."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ from tests.support.scheduler import write_model
 LOAD = Load(requests=600, running=128, blocks=4096)
 
 CALLS = {1: 50, 257: 10}
-"""Of get_new_blocks that are timed together, by the blocks that each asks for."""
+"""Calls of get_new_blocks timed together, by the blocks that each asks for."""
 PACKED = 1000
 """Events, ids or hashes that are packed together."""
 STEP_EVENTS = 30
-"""Of a step that is written: about as many as 128 running requests make."""
+"""Events of a step that is written: about as many as 128 running requests make."""
 
 BARE, RECORDED = Side("bare"), Side("recorded", profiling=True)
 

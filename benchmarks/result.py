@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 SMALLEST_CHANGE = 0.01
-"""Of the figure: less is no change, however closely repeated measurements agree."""
+"""A share of the figure: less is no change, however closely measurements agree."""
 
 
 class BenchmarkError(Exception):

@@ -18,7 +18,7 @@ settings.register_profile("explore", deadline=None, max_examples=2_000)
 settings.load_profile("steady")
 
 
-# The tests that take longest begin first: what begins last, the others wait for.
+# The slowest tests begin first: all others wait for a slow test that begins last.
 SLOW_FIRST = ("tests/engine/", "tests/releases/", "tests/kv/", "tests/plan/", "tests/sweep/")
 
 

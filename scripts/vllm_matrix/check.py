@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DRIVE_SECONDS = 1_800
 COLLECT_SECONDS = 60
 START_SECONDS = 5
-"""Within this a collector that was started has said that it is one."""
+"""Within this time a collector that was started can be recognized."""
 
 
 class Verdict(Enum):

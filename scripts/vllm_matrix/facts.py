@@ -347,7 +347,7 @@ def observe(model: Path) -> dict[str, str]:
 
 
 def _found(fact: Callable[[Path], str], model: Path) -> str:
-    """One that cannot be found out takes no other with it."""
+    """A fact that cannot be found out does not stop the others."""
     try:
         return fact(model)
     except Exception as error:

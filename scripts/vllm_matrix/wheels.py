@@ -2,7 +2,7 @@
 """Where are the Python files of a vLLM release?
 
 A wheel is hundreds of megabytes, its Python files a tenth of that, and a zip file's parts can be
-read one by one over HTTP. Where the wheel lies is pip's to say, by the user's own settings of it.
+read one by one over HTTP. pip says where the wheel is, by the user's own settings.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_three_sessions_are_held_against_the_first(
 
 class TestDoubts:
     def doubts(self, before: SessionBuilder, after: SessionBuilder) -> str:
-        """What is said against the two; then no change is called better or worse."""
+        """The doubts about the two. With a doubt, no change is called better or worse."""
         found = compared(before, after)
         assert {change.verdict for row in found.measures for change in row.changes} == {None}
         assert row(found, "hit_rate").values == (0.2, 0.4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage that reads as CSV or JSON, and is none of it: numbers out of range, rows out of order."""
+"""Damage in well-formed CSV and JSON: numbers out of range, rows out of order."""
 
 from __future__ import annotations
 

@@ -127,8 +127,8 @@ def test_every_request_pays_for_what_is_in_its_block_table(
     found = summarize(session).rent
     assert found.exact
     assert found.pool_held == pytest.approx(oracle.held / 1e9, abs=1e-3)
-    # What several pay for at once is what they pay more than the pool holds; requests that were
-    # preempted, which hold nothing for a while, are taken to hold what they share.
+    # Where several requests pay for a block, they pay more than the pool holds. A preempted request
+    # holds nothing for a while, but is taken to hold what it shares.
     paid_in_all = found.waiting + found.decoding
     assert found.shared == pytest.approx(paid_in_all - found.pool_held, rel=0.03)
     assert found.shared > 0

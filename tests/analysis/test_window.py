@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warm-up is left out: what is before the window does not count, what held when it began does."""
+"""Warm-up is left out: rows before the window do not count, the state at its begin does."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class TestAdmission:
     def test_one_that_had_been_admitted_before_and_was_preempted(
         self, session: SessionBuilder
     ) -> None:
-        """Its lookup in the window led to nothing, and still it is not one that never ran."""
+        """Its lookup in the window led to nothing, but the request ran earlier."""
         session.lookups(
             {"timestamp_sec": 1, "request_id": "a", "query_tokens": 64, "hit_tokens": 0},
             {

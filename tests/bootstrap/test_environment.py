@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's check for unknown variables knows ours, and nothing else of vLLM's ever does."""
+"""vLLM's check for unknown variables knows ours; no other part of vLLM does."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def real_vllm(tmp_path_factory: pytest.TempPathFactory, bytecode: Path) -> list[
 
 
 def test_real_vllm_reports_our_names_without_us(real_vllm: list[dict[str, Any]]) -> None:
-    """The ground for all of this: the day it fails, the hook has lost its reason."""
+    """This is why the hook exists. When this fails, the hook is no longer needed."""
     warned, refused = real_vllm[0]["alone"]
     assert {line.rpartition(" ")[2] for line in warned} == set(OURS)
     assert refused.rpartition(" ")[2] in OURS

@@ -237,7 +237,7 @@ def test_other_finders_are_asked_as_often_as_without_us(vllm_user: User, place: 
 
 
 def test_hooks_run_outside_pythons_global_import_lock(vllm_user: User) -> None:
-    """Else a thread that imports anything at all could never go on, and nor could we."""
+    """Otherwise a thread that imports anything could never go on, and neither could we."""
     vllm_user.write(
         "probe",
         """

@@ -28,7 +28,7 @@ Batch = tuple[str | None, int | None, int | None, int | None, int | None]
 
 
 class Journal:
-    """What a process writes that is gone by the time anybody reads it. Times are microseconds since
+    """The journal of a process that is gone before anybody reads it. Times are microseconds since
     the session began.
     """
 
@@ -37,7 +37,7 @@ class Journal:
         self.folder = place.directory
         self.path = place.journal
         self._origin = place.founding.origin_ns
-        # No process with this number has ever begun at boot.
+        # No process with this number began at boot.
         process = {"pid": os.getpid(), "start": "0", "hooks": [], "versions": {"vllm": "0.33.0"}}
         self.recorder = Recorder(place.fd, {**process, **header}, name)
         self.keep = self.recorder.keep
@@ -49,7 +49,7 @@ class Journal:
         self.recorder.flush()
 
     def killed(self) -> None:
-        """Nothing more is written, and nobody says so."""
+        """The process is gone: nothing more is written, not even its end."""
         self.recorder.flush()
         self.recorder.forget()
 
@@ -126,7 +126,7 @@ class EngineJournal(Journal):
         self._free = 10
 
     def allocated(self, at: int, *blocks: int) -> None:
-        """One step that hands out these blocks, to nobody that is known."""
+        """One step that hands out these blocks, to no known request."""
         self._free -= len(blocks)
         time, handed_out = self.at(at), [SimpleNamespace(block_id=block) for block in blocks]
         self.keep((encode.blocks, Op.ALLOCATE, time, *handed_out))

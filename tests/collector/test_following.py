@@ -228,7 +228,7 @@ def test_session_whose_processes_end_apart(tmp_path: Path) -> None:
     (done, total, rows), *others = written
     assert 0 < done < total
     assert others
-    # Five frames end before the early worker's one; that no other comes, the next reading shows.
+    # Five frames end before the early worker's one. Only the next reading finds no other.
     assert rows == 501
     assert all(rows > 10_000 for _, _, rows in others)
     timeline = [line.split(",") for line in lines(late.folder, TIMELINE)]

@@ -98,7 +98,7 @@ def sampling(nvml: Any, *uuids: str | None, interval: float = 0.01) -> Iterator[
 
 
 def until(found: Callable[[], Any]) -> Any:
-    """What is found, once it is anything."""
+    """Wait until ``found`` returns something true, and return that."""
     give_up = time.monotonic() + PATIENCE_SEC
     while not (it := found()):
         assert time.monotonic() < give_up
@@ -386,7 +386,7 @@ def test_copy_that_vllm_brings(tmp_path: Path) -> None:
 
 
 def test_collector_beside_a_worker_without_nvml(tmp_path: Path) -> None:
-    """The real collector, on a GPU that no machine has: all is there, and why no sample is."""
+    """The real collector, on a GPU that no machine has: the tables, and why there is no sample."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     start = processes.start_of(process.pid)
     worker = WorkerJournal(

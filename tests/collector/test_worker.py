@@ -89,7 +89,7 @@ def test_piecewise_entry_has_several_graphs(tmp_path: Path) -> None:
 
 
 def test_memory_of_one_graph_is_not_known(tmp_path: Path) -> None:
-    """Then that of the entry is not known either: a part of it would look like all."""
+    """Then the entry's memory is not known either: a part of it would look like all."""
     worker = WorkerJournal(tmp_path)
     worker.graph(0, 1, ("PIECEWISE", 8, None, 0, 0))
     worker.captured(100, 200, 1, kib=100)
@@ -224,7 +224,7 @@ def test_dummy_and_eager_executions(tmp_path: Path) -> None:
 
 
 def test_time_on_the_gpu(tmp_path: Path) -> None:
-    """Measured replays have theirs, and the sum is of those; 0 ns is a measurement, too."""
+    """The sum is that of the measured replays; 0 ns is a measurement, too."""
     worker = WorkerJournal(tmp_path, gpu_timing=True)
     for number, tokens in ((1, 8), (2, 4), (3, 2), (4, 1)):
         worker.graph(100 * number, number, ("FULL", tokens, tokens, 1, 0))
@@ -322,7 +322,7 @@ def test_rows_of_captures_come_while_vllm_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("same_frame", [True, False])
 def test_what_is_recorded_late(tmp_path: Path, same_frame: bool) -> None:
-    """An execution whose time on the GPU was awaited is older than what is in front of it."""
+    """An execution that waited for its time on the GPU is older than the events before it."""
     worker = WorkerJournal(tmp_path, gpu_timing=True)
     worker.batch(0, 1, ("FULL", 8, 8, 1, 0))
     worker.graph(2_000, 1, ("FULL", 8, 8, 1, 0))

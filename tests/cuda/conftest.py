@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole engines of vLLM's CUDA build: docs/cuda.md says how to run them.
 
-Without the variable that says how to reach a GPU these are no tests of this run, and without one
-tests that fail would be all that there is: then they are not collected.
+A variable says how to reach a GPU. Without it they could only fail, so they are not collected.
 """
 
 from __future__ import annotations

@@ -182,9 +182,9 @@ def test_vllms_metrics_agree_with_the_session(served: Served) -> None:
     assert (found.missing, found.doubts) == ((), ())
     equal = ("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "num_preemptions")
     assert {rows[name].verdict for name in equal} == {"equal"}
-    # One client left: to vLLM that is no ended request.
+    # One client left. vLLM does not count its request as ended.
     assert rows['request_success{finished_reason="abort"}'].difference == -1
-    # The load overflows the pool; what it reuses has content, but for what requests end in.
+    # The load overflows the pool. All that it reuses has content, but for requests' last blocks.
     lifetimes = rows["kv_block_lifetime_seconds_count"]
     assert lifetimes.session is not None
     assert lifetimes.vllm > lifetimes.session > 0

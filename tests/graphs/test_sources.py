@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a CUDA graph is, for each part of vLLM that captures any, and for what nobody knows."""
+"""Which part of vLLM captured a CUDA graph, for each part that does, and for unknown ones."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_unknown_graphs_of_an_execution_are_those_that_it_was_dispatched_to(
     monkeypatch: pytest.MonkeyPatch,
     is_capture_seen: bool,
 ) -> None:
-    """A later release may capture somewhere else: its executions are no eager ones for that."""
+    """A later release may capture somewhere else. Its executions still are not eager."""
     from profilemate.hooks.gpu import graph_sources
 
     monkeypatch.setattr(graph_sources, "_READERS", {})

@@ -142,7 +142,7 @@ def check_moves(tables: Tables, oracle: Oracle, origin: int) -> None:
 
 
 def check_names(tables: Tables, oracle: Oracle, origin: int) -> None:
-    """Whose doing each call was, the calls taken in order."""
+    """The request of each call that moved blocks, call by call."""
     written: dict[Hashable, list[str]] = defaultdict(list)
     for row in tables.rows("kv_cache_allocations.csv"):
         row_key = (microseconds(row["timestamp_sec"]), row["event"], row["pool"])
@@ -306,7 +306,7 @@ def _same(written: float | None, nanoseconds: int | None) -> bool:
 
 
 def check_prefix_ids(tables: Tables, oracle: Oracle) -> None:
-    """Two prompts have the same id at a length just where their first so many tokens are equal."""
+    """Two prompts have the same id at a length exactly if they are equal up to that length."""
     lengths = tables.metadata["prefix_lengths"]
     pairs: list[tuple[int, tuple[int, ...]]] = []
     for name, row in tables.requests().items():
@@ -349,7 +349,7 @@ def check_metadata(tables: Tables, *, ended: str = "exit") -> None:
 def check_everything(
     tables: Tables, oracle: Oracle, origin: int, block_size: int, *, caching: bool = True
 ) -> None:
-    """All of the above that asks for a clock that stands still within a call."""
+    """All checks above that need a clock that stands still within a call."""
     check_metadata(tables)
     check_counts(tables, oracle)
     check_moves(tables, oracle, origin)

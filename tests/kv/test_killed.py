@@ -133,7 +133,7 @@ CLOSED_AT_ONCE = (
 
 @pytest.mark.parametrize("steps", [1, 60, 170])
 def test_engine_killed(model: Path, tmp_path: Path, whole: dict[str, bytes], steps: int) -> None:
-    """Nobody followed; ``finalize`` makes the tables."""
+    """There is no collector; ``finalize`` makes the tables."""
     ended = run_and_kill(model, tmp_path, steps)
     session = only_session(tmp_path)
     collector.finalize(session)

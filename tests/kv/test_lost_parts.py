@@ -54,7 +54,7 @@ OPERATIONS: list[Operation] = [
 
 
 def remove(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-    """The class no longer has the method; what vLLM calls in its place is nothing we know."""
+    """The class no longer has the method; we do not know what vLLM calls in its place."""
     original, begin = getattr(owner, name), owner.__init__
 
     @functools.wraps(begin)
@@ -81,7 +81,7 @@ def extend(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
 
 
 def pack(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-    """What the method returns can be unpacked as ever, and no longer be indexed or sliced."""
+    """The method's result can still be unpacked, but not be indexed or sliced."""
     original = getattr(owner, name)
 
     class Packed(list[Any]):

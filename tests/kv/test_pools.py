@@ -62,7 +62,7 @@ def test_two_pools(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_unpinned_blocks(model: Path, tmp_path: Path) -> None:
-    """Blocks that nobody's request holds are let go through ``unpin_blocks``, which names them."""
+    """Whoever let blocks go with ``unpin_blocks`` hears when vLLM hands them out again."""
     clock = Clock()
     reused: list[Any] = []
     setting = Setting(blocks=30, max_num_batched_tokens=512)

@@ -50,7 +50,7 @@ def unprofiled(model: Path, hooks_on: None) -> list[Any]:
 
 
 def record(model: Path, sessions: Path) -> list[Any]:
-    """Record the workload, each step in a frame of its own; what vLLM did."""
+    """Record the workload, each step in a frame of its own; returns what vLLM did."""
     clock = Clock()
     with hooks_only(sessions, clock, name=found(sessions, clock), thread=False):
         scheduler = build_scheduler(model, BLOCKS)
@@ -224,7 +224,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 def fails_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which raises at its so many-th call and does its work up to then."""
+    """The function, which works until this call and raises at it."""
     calls = 0
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -272,7 +272,7 @@ def test_hook_that_raises(
     call: int,
     where: str,
 ) -> None:
-    """What hangs on it is lost with one line, and is known to be; vLLM goes on as without it."""
+    """What needs it is lost, one line and the metadata say so, and vLLM goes on as without it."""
     monkeypatch.setattr(owner, name, fails_at(call, getattr(owner, name)))
     if name in ("_record_free", "_record_cached"):
         # Blocks are listed one by one where no block table names them.
@@ -360,7 +360,7 @@ def test_hooks_are_taken_away(model: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def hooked(instance: Any) -> list[str]:
-    """Methods of its class that the object has one of its own of."""
+    """Methods that the object has replaced with its own."""
     return [name for name in vars(instance) if callable(getattr(type(instance), name, None))]
 
 

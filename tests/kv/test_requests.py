@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""requests.jsonl: who had what in common with whom, to the last block."""
+"""requests.jsonl: which contents requests share, to the last block."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_one_collector_at_a_time(tmp_path: Path) -> None:
 def test_one_collector_at_a_time_without_file_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some network file systems have none: who makes a file has it, for as long as it lives."""
+    """Some network file systems have none. There, who makes a file holds it for life."""
 
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -165,7 +165,7 @@ def test_it_holds_back_where_vllm_waits_for_nothing(monkeypatch: pytest.MonkeyPa
 
 
 def test_it_takes_no_signal(journal: JournalAt) -> None:
-    """They are for vLLM, whose main thread may wait in a call that one has to end."""
+    """Signals are for vLLM: its main thread may wait in a call that a signal has to end."""
     keep_step(journal[0], 1)
     status = Path(f"/proc/self/task/{writer_thread().native_id}/status").read_text()
     (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:")]
@@ -251,7 +251,7 @@ def test_a_hook_that_fails_beside_an_event_that_cannot_be_laid_out(
 def test_garbage_is_collected_while_the_thread_begins(
     journal: JournalAt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is found then may be a scheduler, whose end is that of a recorder."""
+    """The garbage may include a scheduler, whose end closes its recorder."""
     opened, path = journal
     other = tmp_path / "engine1.journal"
     garbage = Recorder(os.open(other, os.O_WRONLY | os.O_CREAT), {}, "engine 1")

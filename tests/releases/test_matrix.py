@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The release matrix on the release that is installed: it finds it exact, and finds what is not."""
+"""The release matrix on the installed release: it finds that exact, and finds what is wrong."""
 
 from __future__ import annotations
 

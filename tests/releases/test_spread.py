@@ -50,7 +50,7 @@ def test_the_release_is_exact(results: dict[str, Future[Result]], version: str) 
     assert result.verdict is Verdict.EXACT
     # Otherwise this would show nothing.
     assert min(result.evictions, result.preemptions, result.reused) > 0
-    # What the page says of it is what it does.
+    # The release does what the page says.
     assert page.facts_of(version).items() <= result.facts.items()
 
 

@@ -483,7 +483,7 @@ def test_why_nothing_was_sampled(session: SessionBuilder) -> None:
 
 
 MARKUP = '<a href="https://example.org">x</a> <b>b</b> &amp; <img src=x onerror="hacked = 1">'
-"""Part of it plotly would draw as what it stands for."""
+"""Plotly would draw a part of it as markup."""
 
 
 def test_text_of_the_session_stays_text(opened: Opened, session: SessionBuilder) -> None:

@@ -298,7 +298,7 @@ def test_zooming_by_keyboard_moves_all_charts_over_time(opened: Opened, page_of_
     assert span(page, "steps") == pytest.approx([begin, end])
 
 
-def test_dragging_in_a_chart_zooms_and_pointing_at_it_says_what_it_is(
+def test_dragging_in_a_chart_zooms_and_pointing_at_it_shows_its_values(
     opened: Opened, page_of_small: Path
 ) -> None:
     page = opened(page_of_small)

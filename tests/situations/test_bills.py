@@ -38,7 +38,7 @@ def test_the_recompute_tax_has_a_victim_and_a_taker(bench: Bench) -> None:
     ) in said
 
 
-def test_a_request_that_preempts_itself_is_not_a_victim(bench: Bench) -> None:
+def test_a_request_that_preempts_itself_is_no_victim_of_another(bench: Bench) -> None:
     """glutton has computed one token in step 1 and 64 more in step 2, its four full blocks and a
     fifth, when the rest of its prompt does not fit beside holder's five of twelve blocks: it is the
     last to come, so it is the one to go, for its own needs. When holder has ended, it finds all

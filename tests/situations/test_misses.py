@@ -47,7 +47,7 @@ def test_a_block_of_784_finds_nothing_of_240_shared_tokens(bench: Bench) -> None
     assert "--block-size 128" in said
 
 
-def test_prompts_that_share_nothing_and_those_that_share_too_little(
+def test_prompts_that_share_nothing_do_not_share_too_little(
     bench: Bench,
 ) -> None:
     """Situation 1, the other half."""

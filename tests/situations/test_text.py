@@ -84,7 +84,7 @@ def test_no_cell_is_a_formula_and_none_holds_a_control_character(tables: Tables)
 
 
 def test_the_json_lines_hold_the_names_as_they_were_sent(tables: Tables) -> None:
-    """JSON can say everything but half a pair, which stands there as in the tables."""
+    """JSON holds every name but half a surrogate pair, which is written as in the tables."""
     lines = (tables.folder / "requests.jsonl").read_text().splitlines()
     names = [json.loads(line)["request_id"] for line in lines]
     assert names == [r"half \ud83d of a pair" if "\ud83d" in name else name for name in NAMES]

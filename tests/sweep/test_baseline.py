@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hugging Face baseline: whom it runs beside, and that its prompts are the benchmark's."""
+"""The Hugging Face baseline: what may run beside it, and that it has the benchmark's prompts."""
 
 from __future__ import annotations
 

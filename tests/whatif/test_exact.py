@@ -130,7 +130,7 @@ def test_batches_in_flight(model: Path, tmp_path: Path, is_async: bool) -> None:
         )
         for blocks in (SMALL, 400)
     )
-    # That there are two stages is known to no one here but the driver.
+    # Only the driver knows that there are two stages.
     source = Recorded(true.session, batches=None if is_async else 2)
     assert (source.base.async_scheduling, source.base.batches) == (is_async, 2)
     for blocks, counted in ((SMALL, true), (400, elsewhere)):
@@ -243,7 +243,7 @@ def test_warm_up_is_simulated_and_not_counted(small: Truth, model: Path) -> None
 
 def test_a_trace_runs_by_its_own_arrivals_and_contents(model: Path, tmp_path: Path) -> None:
     """Three blocks of 64 tokens, found by the second request at any block size that divides them;
-    the third has the same prompt to its end inside a block. Its answer is nobody else's."""
+    the third has the same prompt to its end inside a block. No other request has its answer."""
     trace = tmp_path / "trace.jsonl"
     came = ((0, 192, [1, 2, 3]), (60_000, 224, [1, 2, 3, 4]), (120_000, 224, [1, 2, 3, 4]))
     names = ("timestamp", "input_length", "hash_ids")

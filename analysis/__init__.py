@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from analysis.errors import RuleError, SessionError
     from analysis.judgement import measures
+    from analysis.judgement.check import Checked, check
     from analysis.judgement.comparison import Comparison, compare
-    from analysis.judgement.gate import Checked, check
     from analysis.judgement.summarizing import summarize
     from analysis.summary import Summary
     from analysis.tables.session import Session, open_session
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checked": "analysis.judgement.gate",
+    "Checked": "analysis.judgement.check",
     "Comparison": "analysis.judgement.comparison",
     "RuleError": "analysis.errors",
     "Session": "analysis.tables.session",
     "SessionError": "analysis.errors",
     "Summary": "analysis.summary",
-    "check": "analysis.judgement.gate",
+    "check": "analysis.judgement.check",
     "compare": "analysis.judgement.comparison",
     "open_session": "analysis.tables.session",
     "summarize": "analysis.judgement.summarizing",

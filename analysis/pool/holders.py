@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.pool.capacity import block_size_of
 from analysis.pool.pressure import States
+from analysis.pool.usable import block_size_of
 from analysis.pool.usage import Usage
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session

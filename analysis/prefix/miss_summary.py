@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from analysis.pool.capacity import block_size_of
+from analysis.pool.usable import block_size_of
 from analysis.pool.usage import Usage
 from analysis.prefix.prompts import ENGINES, Prompts
 from analysis.stats.quantiles import of_sample

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.engine_metrics import Reconciliation
+from analysis.judgement.check import Checked
 from analysis.judgement.comparison import Comparison
-from analysis.judgement.gate import Checked
 from analysis.judgement.measures import Measure
 from analysis.plan import Plan
 from analysis.plan.reality import Reality

@@ -2,7 +2,7 @@
 """Why did requests wait, and were blocks free meanwhile?
 
 All requests that still wait at the end of a ``schedule()`` wait for one reason: the rule that made
-the scheduler stop admitting (``analysis.requests.admission_rules``). The reason holds until the
+the scheduler stop admitting (``analysis.requests.waiting_rules``). The reason holds until the
 next step of the engine. It is exact where the step's row, the pool's state and the lookup of the
 request at the head of the queue decide it. The rest is inferred, as ``docs/concepts.md`` says.
 """
@@ -16,7 +16,7 @@ import polars as pl
 
 from analysis.pool.pressure import States, by_engine, micros, with_states
 from analysis.pool.usage import Usage
-from analysis.requests.admission_rules import Rules
+from analysis.requests.waiting_rules import Rules
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session
 

@@ -23,9 +23,9 @@ def complete_if_ended(folder: Path) -> bool:
     """
     if not (folder / JOURNAL_FOLDER).is_dir():
         return True
-    from profilemate.collector import offline
+    from profilemate.collector import completing
 
-    return offline.complete(folder, wait=False)
+    return completing.complete(folder, wait=False)
 
 
 def finalize(folder: Path, progress: Callable[[int, int], None] | None = None) -> None:
@@ -41,9 +41,9 @@ def finalize(folder: Path, progress: Callable[[int, int], None] | None = None) -
         if _is_session(folder):
             return
         raise SessionError(f"{folder} is not a session: it has no {METADATA_FILE}")
-    from profilemate.collector import offline
+    from profilemate.collector import completing
 
-    if not offline.complete(folder, wait=True, progress=progress):
+    if not completing.complete(folder, wait=True, progress=progress):
         raise SessionError(
             f"{folder} is still being written: stop vLLM first, or analyze it as it is"
         )

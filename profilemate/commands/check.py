@@ -24,7 +24,7 @@ from profilemate.commands.shared.values import folder, share
 from profilemate.messages import say
 
 if TYPE_CHECKING:
-    from analysis.judgement.gate import Checked
+    from analysis.judgement.check import Checked
     from analysis.summary import Summary
     from analysis.tables.session import Session
 
@@ -127,7 +127,7 @@ def _list_measures(*, as_json: bool) -> None:
 
 
 def _checked(options: CheckOptions) -> Checked:
-    from analysis.judgement import gate
+    from analysis.judgement import check
 
     rules = options.fail_if or ()
     _refuse_slips(options)
@@ -135,7 +135,7 @@ def _checked(options: CheckOptions) -> Checked:
         session = _opened(options.session, options)
     if options.baseline is None:
         with status("reading the session"):
-            return gate.check(_summary(session), rules)
+            return check.check(_summary(session), rules)
     with status("opening the baseline"):
         baseline = _opened(options.baseline, options)
     if session.directory.resolve() == baseline.directory.resolve():
@@ -146,7 +146,7 @@ def _checked(options: CheckOptions) -> Checked:
         found = _summary(session)
     with status("reading the baseline"):
         base = _summary(baseline)
-    return gate.check(
+    return check.check(
         found,
         rules,
         baseline=base,
@@ -162,15 +162,15 @@ def _refuse_slips(options: CheckOptions) -> None:
         RuleError: the options make no sense.
 
     """
-    from analysis.judgement import gate
+    from analysis.judgement import check
 
     if not options.fail_if and options.baseline is None:
         raise RuleError("nothing to check; give --fail-if 'MEASURE<LIMIT' or --baseline SESSION")
     if options.baseline is None and (options.measure or options.tolerance):
         raise RuleError("--measure and --tolerance need --baseline SESSION")
     for rule in options.fail_if or ():
-        gate.rule(rule)
-    gate.directed(options.measure or ())
+        check.rule(rule)
+    check.directed(options.measure or ())
 
 
 def _opened(path: Path | None, options: CheckOptions) -> Session:

@@ -17,7 +17,7 @@ from analysis.tables.metadata import number
 from profilemate import ROOT, config
 from profilemate.sweep import baseline, benchmarks, folder, logs, measuring, running, settings
 from profilemate.sweep.folder import LOG_FILE, SESSIONS, Plan, Planned
-from profilemate.sweep.progress import Progress
+from profilemate.sweep.progress_line import Progress
 from profilemate.sweep.running import Ended, Interrupts
 
 _ELSEWHERE = (config.SWITCH, config.ENABLE_SWITCH, config.SESSION, config.FAILED)

@@ -13,7 +13,7 @@ import typer
 
 import analysis
 from analysis import Checked, RuleError, Summary, open_session
-from analysis.judgement import gate, measures
+from analysis.judgement import check, measures
 from analysis.renderers import json as json_renderer
 from analysis.renderers.text.check import render as text
 from profilemate.commands.shared.values import share
@@ -52,7 +52,7 @@ class TestRules:
         ],
     )
     def test_what_is_a_rule(self, text: str, comparator: str, limit: float) -> None:
-        rule = gate.rule(text)
+        rule = check.rule(text)
         assert (rule.comparator, rule.limit) == (comparator, pytest.approx(limit))
         assert rule.measure.name in text
 
@@ -78,7 +78,7 @@ class TestRules:
     )
     def test_what_is_none(self, text: str, says: str) -> None:
         with pytest.raises(RuleError) as caught:
-            gate.rule(text)
+            check.rule(text)
         assert says in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ class TestRules:
         self, session: SessionBuilder, rule: str, failed: bool
     ) -> None:
         known(session)
-        checked = gate.check(summary_of(session), [rule])
+        checked = check.check(summary_of(session), [rule])
         assert checked.passed is not failed
         (result,) = checked.results
         assert (result.failed, result.value, result.fails_if) == (failed, FIGURES["hit_rate"], rule)
@@ -107,14 +107,14 @@ class TestRules:
     def test_every_rule_is_judged(self, session: SessionBuilder) -> None:
         known(session)
         rules = ["preemptions>0", "hit_rate<0.2", "evictions>=3"]
-        checked = gate.check(summary_of(session), rules)
+        checked = check.check(summary_of(session), rules)
         assert [result.failed for result in checked.results] == [True, False, True]
         assert not checked.passed
-        assert gate.check(summary_of(session), ["hit_rate<0.2"]).passed
+        assert check.check(summary_of(session), ["hit_rate<0.2"]).passed
 
     def test_what_has_no_value_fails(self, session: SessionBuilder) -> None:
         for rule in ("lifetime_p50<5", "lifetime_p50>5", "hit_rate!=0"):
-            (result,) = gate.check(summary_of(session), [rule]).results
+            (result,) = check.check(summary_of(session), [rule]).results
             assert (result.failed, result.value) == (True, None)
             assert result.reason == "the session has no value for it"
 
@@ -132,7 +132,7 @@ class TestBaseline:
         self, baseline: SessionBuilder, session: SessionBuilder, percent: float, *only: str
     ) -> Checked:
         found, base = summary_of(session), summary_of(baseline)
-        return gate.check(found, baseline=base, tolerance=percent / 100, only=only)
+        return check.check(found, baseline=base, tolerance=percent / 100, only=only)
 
     def failed(self, checked: Checked) -> list[str]:
         return [result.measure for result in checked.results if result.failed]
@@ -145,7 +145,7 @@ class TestBaseline:
         checked = self.against(baseline, session, 5)
         held = [result.measure for result in checked.results]
         figures = measures.of(summary_of(session))
-        assert held == [m.name for m in gate.directed() if figures[m.name] is not None]
+        assert held == [m.name for m in check.directed() if figures[m.name] is not None]
         assert {"hit_rate", "evictions", "preemptions"} < set(held)
         assert {"usage_mean", "lifetime_p50", "hit_tokens"} & set(held) == set()
         assert self.failed(checked) == ["hit_rate", "request_hit_rate", "evictions"]
@@ -222,7 +222,7 @@ class TestBaseline:
 def test_each_failure_is_a_line(session: SessionBuilder) -> None:
     known(session)
     rules = ["hit_rate<0.4", "preemptions>0", "usage_peak>99", "idle_p95 > 2s"]
-    assert text(gate.check(summary_of(session), rules)).splitlines() == [
+    assert text(check.check(summary_of(session), rules)).splitlines() == [
         "FAIL  hit_rate     24 %  (limit 40 %): fails if hit_rate<0.4",
         "FAIL  preemptions     3  (limit 0): fails if preemptions>0",
         "FAIL  idle_p95      5 s  (limit 2 s): fails if idle_p95 > 2s",
@@ -232,7 +232,7 @@ def test_each_failure_is_a_line(session: SessionBuilder) -> None:
 
 def test_a_value_just_under_its_limit_does_not_look_like_it(session: SessionBuilder) -> None:
     session.lookups({"query_tokens": 100_000, "hit_tokens": 39_999})
-    rendered = text(gate.check(summary_of(session), ["hit_rate<0.4"]))
+    rendered = text(check.check(summary_of(session), ["hit_rate<0.4"]))
     assert "39.999 %  (limit 40 %)" in rendered
 
 
@@ -398,7 +398,7 @@ def test_tolerances() -> None:
 def test_every_key_is_documented(baseline: SessionBuilder, session: SessionBuilder) -> None:
     load(session, hits=9, evictions=100)
     session.metadata(model={**METADATA["model"], "name": "large"})
-    checked = gate.check(summary_of(session), ["hit_rate<1"], baseline=summary_of(baseline))
+    checked = check.check(summary_of(session), ["hit_rate<1"], baseline=summary_of(baseline))
     found: Any = json.loads(json_renderer.render(checked))
     assert found["check_version"] == 1
     names = set(re.findall(r"`([\w.\[\]]+)`", DOCUMENTATION.read_text()))

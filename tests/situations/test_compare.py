@@ -13,7 +13,7 @@ import pytest
 
 import analysis
 from analysis import Session
-from analysis.judgement import gate, measures
+from analysis.judgement import check, measures
 from tests.situations.bench import Bench, Engine, PrefixCounts, Tables
 from tests.support.scheduler import trace_requests
 
@@ -97,8 +97,8 @@ def test_a_larger_pool_is_better_and_the_figures_are_vllms_own(
 
 def test_the_smaller_pool_fails_against_the_larger_one(served: tuple[Served, Served]) -> None:
     small, large = (analysis.summarize(pool.open()) for pool in served)
-    assert gate.check(large, ["hit_rate<0.1"], baseline=small).passed
-    checked = gate.check(small, ["hit_rate<0.1"], baseline=large, tolerance=0.05)
+    assert check.check(large, ["hit_rate<0.1"], baseline=small).passed
+    checked = check.check(small, ["hit_rate<0.1"], baseline=large, tolerance=0.05)
     failed = [result.measure for result in checked.results if result.failed]
     assert failed[:2] == ["hit_rate", "hit_rate"]
     assert {"preemptions", "preempted_requests", "evictions"} < set(failed)

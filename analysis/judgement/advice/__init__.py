@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from analysis.judgement.advice import blocks, graphs, pool, traffic, waiting
+from analysis.judgement.advice import block_size, graphs, pool, traffic, waiting
 from analysis.summary import Advice, Summary
 
 __all__ = ["Advice", "advise"]
@@ -22,9 +22,9 @@ RULES: tuple[Callable[[Summary], Advice | None], ...] = (
     graphs.overcommitted,
     pool.more_blocks,
     graphs.none_asked_for,
-    blocks.prefix_caching,
-    blocks.block_size,
-    blocks.fragmentation,
+    block_size.prefix_caching,
+    block_size.block_size,
+    block_size.fragmentation,
     traffic.same_engine,
     traffic.one_first,
     graphs.decodes_without_full_graphs,

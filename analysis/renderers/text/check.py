@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from analysis.judgement.gate import Checked, Result
+from analysis.judgement.check import Checked, Result
 from analysis.judgement.measures import Measure
 from analysis.renderers.text.layout import Line, row
 from analysis.renderers.text.painting import paint, plain

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.pool.capacity import block_size_of, usable_blocks
+from analysis.pool.usable import block_size_of, usable_blocks
 from analysis.pool.usage import Usage
 from analysis.tables.facts import Facts
 

@@ -72,7 +72,7 @@ def _prefix_cache(summary: Summary) -> Iterator[str]:
         if part.tokens >= 0.01 * missed.query_tokens
     ]
     yield f"{found}, where at most {share(missed.ceiling)} could have." + (
-        f" Of all of them, {', '.join(reasons)}." if reasons else ""
+        f" Of the prompt tokens, {', '.join(reasons)}." if reasons else ""
     )
 
 

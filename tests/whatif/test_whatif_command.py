@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis.whatif.replayed import Failure, Replayed
 
 from analysis.renderers.text import whatif as text
 from analysis.whatif.clock import StepTime
 from analysis.whatif.outcome import Outcome
+from analysis.whatif.simulated import Failure, Simulated
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.whatif.test_exact_configuration import SCHEDULER
@@ -227,7 +227,7 @@ def test_the_text_says_what_is_measured_and_what_replayed() -> None:
         failed_requests=2,
     )
     shown = text.render(
-        Replayed(
+        Simulated(
             name="runs/session_1",
             requests=42,
             engines=2,
@@ -271,7 +271,7 @@ def test_the_text_says_what_is_measured_and_what_replayed() -> None:
 def test_queues_that_are_far_from_the_recorded_ones_are_told(
     was: float, now: float, says: str
 ) -> None:
-    found = Replayed(
+    found = Simulated(
         name="runs/session_1",
         requests=42,
         engines=1,

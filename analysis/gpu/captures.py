@@ -24,11 +24,17 @@ def read(session: Session) -> pl.DataFrame:
 
 
 def without_trials(captures: pl.DataFrame) -> pl.DataFrame:
-    """The captures without those that start-up makes to estimate memory and throws away."""
+    """The captures without trial ones, which start-up makes to estimate memory and throws away.
+
+    The columns stay the same.
+    """
     return captures.filter(pl.col("kind") != "profiling")
 
 
 def sizes(captures: pl.DataFrame) -> pl.DataFrame:
-    """The sizes that each worker has graphs of the model for: ``worker``, ``num_tokens``."""
+    """A row for each size that a worker has a graph of the model for, without trial captures.
+
+    Columns: ``worker``, ``num_tokens`` (padded tokens); sorted by both.
+    """
     of_model = without_trials(captures).filter(MODEL).select("worker", "num_tokens")
     return of_model.drop_nulls().unique().sort("worker", "num_tokens")

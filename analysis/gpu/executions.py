@@ -72,5 +72,5 @@ def _merged(parts: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def observed(executions: pl.DataFrame) -> pl.DataFrame:
-    """The executions that served requests, after the warm-up."""
+    """The executions that served requests after the warm-up, with the columns of ``read``."""
     return executions.filter(~pl.col("dummy") & pl.col("in_window"))

@@ -183,7 +183,10 @@ class EvictionTally:
         self._keep(self.owners, rows.group_by("engine", owner).agg(pl.col("kept").sum()))
 
     def by_evictor(self) -> pl.DataFrame:
-        """Columns: ``engine``, ``evicting_request`` and the ``blocks`` that it evicted."""
+        """How many blocks each request evicted.
+
+        Columns: ``engine``, ``evicting_request`` (null where no request did), ``blocks``.
+        """
         self._sum_up()
         empty = pl.DataFrame(
             schema={"engine": pl.Int64, "evicting_request": pl.String, "blocks": pl.Int64}

@@ -88,14 +88,20 @@ def with_states(rows: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_engine(rows: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    """The rows of each engine, without the column ``engine``; those of no engine are left out."""
+    """The rows of each engine, without the column ``engine``; none where that is null."""
     known = rows.drop_nulls("engine")
     parts = known.partition_by("engine", as_dict=True, include_key=False, maintain_order=True)
     return {int(key[0]): part for key, part in parts.items()}
 
 
 def micros(column: str, unit: float = 1.0) -> pl.Expr:
-    """A column of times in whole microseconds. ``unit``: how many seconds its unit has."""
+    """A column of times in whole microseconds, as ``micros``.
+
+    Args:
+        column: the name of the column.
+        unit: the seconds that the column's unit has.
+
+    """
     return (pl.col(column) * (unit * 1e6)).round().cast(pl.Int64).alias("micros")
 
 

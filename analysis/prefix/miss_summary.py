@@ -132,8 +132,11 @@ class HandedOutTally:
         )
 
     def result(self) -> pl.DataFrame:
-        """By time: ``engine``, ``timestamp_sec``, and ``handed_out``, the blocks that it had
-        allocated by then. The tally is empty afterwards."""
+        """A row for each allocation, by time. The tally is empty afterwards.
+
+        Columns: ``engine``, ``timestamp_sec``, ``handed_out`` (blocks that the engine had allocated
+        by then, this allocation included).
+        """
         schema = {"engine": pl.Int32, "num_blocks": pl.Int32, "timestamp_sec": pl.Float64}
         rows = pl.concat([pl.DataFrame(schema=schema), *self.parts])
         self.parts.clear()

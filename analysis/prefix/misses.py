@@ -95,8 +95,9 @@ class LossTally:
     def result(self) -> pl.DataFrame:
         """A row for each of these evictions, in the table's order. The tally is empty afterwards.
 
-        Columns: ``eviction`` (the row's number in the table, from 0), ``key``, ``evicted_sec``,
-        ``evicting_request``, ``group``.
+        Columns: ``eviction`` (the row's number in the table, from 0), ``key`` (of the content),
+        ``evicted_sec`` (seconds since the session began), ``evicting_request`` (null where no
+        request did it), ``group``.
         """
         empty = pl.DataFrame(
             schema={
@@ -118,8 +119,9 @@ def missed_blocks(prompts: Prompts, stretches: pl.DataFrame) -> pl.DataFrame:
     They are sorted by time. Blocks that end their prompt (``last token``) and all other missed
     blocks (``compulsory``) are left out: ``Prompts.asked`` says how many there are.
 
-    Columns: ``lookup``, ``timestamp_sec``, ``index``, ``key``, ``stretch`` (the key of the block's
-    stretch), ``first`` (it is the first block that this lookup missed). Two more columns are about
+    Columns: ``lookup`` (as in ``Prompts.asked``), ``timestamp_sec`` (of the lookup), ``index`` (of
+    the block in its prompt), ``key`` (of its content), ``stretch`` (the key of its stretch),
+    ``first`` (it is the first block that this lookup missed). Two more columns are about
     the requests with this content that were admitted before, on the same engine: ``computing``,
     the number of one that was still computing it, and ``made_sec``, since when it had been
     computed if none was.
@@ -213,7 +215,12 @@ def _with_makers(makers: pl.DataFrame) -> pl.DataFrame:
 
 
 def content_ids(blocks: pl.DataFrame) -> pl.Series:
-    """The different content ids of these blocks: their evictions decide why they were missed."""
+    """The different content ids of these blocks. Their evictions decide why they were missed.
+
+    Args:
+        blocks: what ``missed_blocks`` returns.
+
+    """
     ids: pl.Series = blocks["key"] // ENGINES
     return ids.unique()
 

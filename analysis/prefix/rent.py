@@ -151,8 +151,11 @@ class RentTally:
             self.parts = [self.result()]
 
     def result(self) -> pl.DataFrame:
-        """A row for each request: ``engine``, ``request_id``, and what it paid in block-seconds,
-        ``waiting``, ``decoding`` and ``running``."""
+        """A row for each request, with what it paid.
+
+        Columns: ``engine``, ``request_id``, ``waiting``, ``decoding`` and ``running``, as in
+        ``Renter``, in block-seconds.
+        """
         empty = pl.DataFrame(
             schema={
                 "engine": pl.Int64,

@@ -14,8 +14,10 @@ from analysis.prefix.prompts import Prompts
 
 
 def spans(prompts: Prompts) -> pl.DataFrame:
-    """A row for each request that ran: ``request``, ``order`` and ``begin_sec`` of its first
-    admission, ``end_sec``."""
+    """A row for each request that ran, from its first admission to its end.
+
+    Columns: ``request``, ``order`` and ``begin_sec`` (of its first admission), ``end_sec``.
+    """
     return prompts.stints.group_by("request").agg(
         pl.col("order", "begin_sec").min(), pl.col("end_sec").max()
     )

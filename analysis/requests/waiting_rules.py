@@ -41,11 +41,11 @@ class Rules:
         return cls(facts, block_size_of(facts, usage), usable_blocks(facts, usage))
 
     def preempting(self) -> pl.Expr:
-        """The step preempted a request."""
+        """Whether the step preempted a request."""
         return pl.col("preempted_reqs").fill_null(0) > 0
 
     def token_budget(self) -> pl.Expr:
-        """The step gave all its tokens out."""
+        """Whether the step gave all its tokens out."""
         limits = self.facts.scheduler
         slots = limits.draft_slots or 0
         tokens, requests = pl.col("scheduled_tokens"), pl.col("scheduled_reqs")
@@ -56,7 +56,7 @@ class Rules:
         return pl.any_horizontal(*(rule.fill_null(False) for rule in spent))
 
     def max_num_seqs(self) -> pl.Expr:
-        """As many requests ran as may."""
+        """Whether as many requests ran as may."""
         places = pl.lit(self.facts.scheduler.max_num_active_seqs, pl.Int64)
         return (pl.col("running_reqs") >= places).fill_null(False)
 
@@ -109,7 +109,10 @@ class Rules:
         return pl.when(pl.col("running_reqs") > 0).then(blocks).otherwise(0)
 
     def of_looked_up(self, usable: int | None) -> pl.Expr:
-        """The reason of steps that looked the head up and did not admit it."""
+        """The reason of steps that looked the head up and did not admit it, as text.
+
+        ``usable``: blocks that requests can hold in the engine's pool.
+        """
         unexplained = "not_known"
         if self.facts.scheduler.connector:
             unexplained = "connector"
@@ -119,7 +122,10 @@ class Rules:
         return reason.fill_null(pl.lit(unexplained))
 
     def of_not_looked_up(self, usable: int | None) -> pl.Expr:
-        """The reason of steps that had tokens and places left and looked no request up."""
+        """The reason of steps that had tokens and places left and looked no request up, as text.
+
+        ``usable``: blocks that requests can hold in the engine's pool.
+        """
         limits = self.facts.scheduler
         if self.facts.prefix_caching is False:
             refusal = self._refusal(usable, pl.col("next_tokens"), pl.lit(0))

@@ -50,7 +50,10 @@ class Bins:
         return tuple(begin + self.width_sec / 2 for begin in self.edges[:-1])
 
     def of(self, time: pl.Expr) -> pl.Expr:
-        """The bin of a time in seconds, as ``bin``; times outside belong to the nearest bin."""
+        """The number of the bin of a time in seconds, from 0 on, as ``bin``.
+
+        Times outside belong to the nearest bin.
+        """
         index = ((time - self.begin_sec) / self.width_sec).floor()
         return index.clip(0, self.count - 1).cast(pl.Int32).alias("bin")
 

@@ -15,7 +15,8 @@ import polars as pl
 def summed_neighbours(rows: pl.DataFrame, columns: Sequence[str], **sums: pl.Expr) -> pl.DataFrame:
     """One row for all neighbouring rows that are alike in ``columns``: these columns, and ``sums``.
 
-    Rows that are alike and no neighbours stay apart, so the result may have several of a kind.
+    Rows that are alike and no neighbours stay apart, so the result may have several rows that are
+    alike in ``columns``. It has copies of the text, as ``own_text`` makes them.
     """
     changes = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in columns)
     return (

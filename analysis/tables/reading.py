@@ -71,6 +71,8 @@ def frames(
 ) -> Iterator[pl.DataFrame]:
     """These columns of the rows, in the file's order, in frames of some megabytes.
 
+    Their types are those of ``analysis.tables.schema``.
+
     Raises:
         PolarsError: a line is malformed.
         OSError: the file cannot be read.

@@ -22,7 +22,7 @@ from analysis.whatif.references import References, next_reader, stretches
 
 
 def found(references: References, sizes: Sequence[int]) -> list[Ints]:
-    """For each size of a pool, the blocks that each request finds at best."""
+    """For each size of a pool in blocks, an array of the blocks that each request finds at best."""
     requests = len(references)
     by_reader = stretches(references.chains, next_reader(references))
     ahead = [

@@ -19,7 +19,7 @@ _CELLS = 16_000_000
 
 
 def found(references: References, sizes: Sequence[int]) -> list[Ints]:
-    """For each size of a pool, the blocks that each request finds."""
+    """For each size of a pool in blocks, an array of the blocks that each request finds."""
     together = max(1, _CELLS // max(1, references.blocks))
     answers: list[Ints] = []
     for at in range(0, len(sizes), together):

@@ -22,7 +22,7 @@ class Ids:
 
     @classmethod
     def of(cls, lists: Iterable[Sequence[int]]) -> Ids:
-        """These lists."""
+        """Lists with these numbers."""
         arrays = [np.asarray(numbers, np.int64) for numbers in lists]
         values = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
         return cls(values, offsets(np.array([len(array) for array in arrays], np.int64)))
@@ -38,6 +38,7 @@ class Ids:
 
     @property
     def lengths(self) -> Ints:
+        """The length of each list."""
         return np.diff(self.offsets)
 
     @property
@@ -51,7 +52,7 @@ class Ids:
         return np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
 
     def take(self, chosen: Ints) -> Ids:
-        """These lists, in this order."""
+        """The lists with these numbers, in this order."""
         lengths = self.lengths[chosen]
         ends = offsets(lengths)
         at = np.arange(ends[-1]) + np.repeat(self.offsets[:-1][chosen] - ends[:-1], lengths)
@@ -74,5 +75,5 @@ class Ids:
 
 
 def offsets(lengths: Ints) -> Ints:
-    """Where lists of these lengths begin, and where the last one ends."""
+    """Where lists of these lengths begin, and where the last one ends: one more than lists."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

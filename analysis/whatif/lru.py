@@ -36,7 +36,7 @@ class Distances:
     before: Ints
 
     def found(self, num_blocks: int) -> Ints:
-        """Blocks that each request finds in a pool of this size."""
+        """The blocks that each request finds in a pool of ``num_blocks`` usable blocks."""
         within = np.clip(num_blocks - self.before, 0, self.stretches.length)
         within[self.before == NEVER] = 0
         total = np.zeros(len(self.references), np.int64)

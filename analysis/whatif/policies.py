@@ -33,7 +33,7 @@ class Cache(Protocol):
 
 
 def found(references: References, sizes: Sequence[int], rule: type[Cache]) -> list[Ints]:
-    """For each size of a pool, the blocks that each request finds under this rule."""
+    """For each size of a pool in blocks, an array of the blocks that each request finds."""
     chains = [chain.tolist() for chain in references.chains]
     return [np.minimum(_found(chains, rule(size)), references.readable) for size in sizes]
 

@@ -75,7 +75,11 @@ def of_chains(
     block_size: int,
     input_tokens: Ints,
 ) -> References:
-    """References of chains with ids of any kind."""
+    """References of chains with ids of any kind.
+
+    The arguments have an entry for each request, and become the fields of the same name.
+    ``readable`` may be longer than the chain.
+    """
     numbers, blocks = _numbered(chains)
     return References(
         chains=Ids(numbers, chains.offsets),

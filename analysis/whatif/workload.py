@@ -107,7 +107,7 @@ class Workload:
         return tuple(np.unique(self.engine).tolist())
 
     def take(self, chosen: Ints) -> Workload:
-        """These requests, in this order."""
+        """The requests with these numbers, in this order."""
         arrays = {
             field.name: getattr(self, field.name)[chosen]
             for field in fields(self)

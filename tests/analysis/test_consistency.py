@@ -40,10 +40,10 @@ def test_a_whole_session_has_no_warning(session: SessionBuilder) -> None:
     ("table", "said"),
     [
         ("kv_cache_allocations.csv", "has 0 evictions by allocations"),
-        ("kv_cache_evictions.csv", "kv_cache_evictions.csv of 0"),
+        ("kv_cache_evictions.csv", "kv_cache_evictions.csv has 0"),
         ("kv_cache_usage.csv", "kv_cache_usage.csv is missing"),
         ("requests.jsonl", "requests.jsonl is missing or empty, though 2 requests were admitted"),
-        ("prefix_cache_lookups.csv", "prefix_cache_lookups.csv of 0 that were admitted"),
+        ("prefix_cache_lookups.csv", "prefix_cache_lookups.csv has 0 that were admitted"),
         ("scheduler_steps.csv", "scheduler_steps.csv is missing"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_table_that_was_cut_is_noticed(session: SessionBuilder) -> None:
     whole(session)
     path = session.folder / "kv_cache_evictions.csv"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
-    assert "one of them is not whole" in warnings(session)[0]
+    assert "rows are missing in one of them" in warnings(session)[0]
 
 
 def test_a_session_that_is_not_complete_need_not_fit(session: SessionBuilder) -> None:

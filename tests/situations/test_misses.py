@@ -144,7 +144,7 @@ def test_two_tenants_of_which_one_puts_the_time_in_front(bench: Bench) -> None:
     assert (timed_family.requests, timed_family.continuations) == (20, 20)
     assert (timed_family.shared_tokens, timed_family.part_before) == (32, 48)
     assert "20 prompts share their first 32 tokens and part in 20 ways before token 48" in said
-    assert "Move what differs early in prompts to their end: a date, an id or a name." in said
+    assert "If prompts differ early in a date, an id or a name, move that to their end." in said
 
 
 def test_another_adapter_and_another_salt_are_other_contents(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from analysis.judgement.advice.thresholds import FEW, MOST, MUCH
 from analysis.summary import Advice, Summary
-from analysis.wording.formats import share
+from analysis.wording.formats import counted, share
 from analysis.wording.printable import abridged
 
 
@@ -48,7 +48,7 @@ def one_first(summary: Summary) -> Advice | None:
         evidence=(
             (
                 f"another request was just computing {early.tokens:,} prompt tokens of "
-                f"{early.requests:,} requests"
+                f"{counted(early.requests, 'request')}"
             ),
         ),
         expect=f"Up to {share(early.tokens / missed.query_tokens)} of the prompts' tokens found.",
@@ -71,7 +71,7 @@ def what_varies_last(summary: Summary) -> Advice | None:
         ):
             return Advice(
                 about="prompts",
-                says="Move what differs early in prompts to their end: a date, an id or a name.",
+                says="If prompts differ early in a date, an id or a name, move that to their end.",
                 flag=None,
                 value=None,
                 evidence=(
@@ -102,9 +102,9 @@ def sweepers(summary: Summary) -> Advice | None:
         value=None,
         evidence=(
             (
-                f"{swept.requests:,} requests, whose own blocks nobody asked for again, evicted "
-                f"{swept.regretted_blocks:,} blocks that others needed: {share(swept.share)} of "
-                "the recomputed tokens"
+                f"{counted(swept.requests, 'request')}, whose own blocks nobody asked for again, "
+                f"evicted {counted(swept.regretted_blocks, 'block')} that others needed: "
+                f"{share(swept.share)} of the recomputed tokens"
             ),
         ),
         expect=(

@@ -17,9 +17,9 @@ from tests.support.engine import START_SECONDS, Lab
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Lab:
-    """Where the engines run; vLLM's caches outlive them."""
-    caches = Path(pytestconfig.cache.mkdir("engines"))
-    return Lab(tmp_path_factory.mktemp("lab"), caches)
+    """Where the engines run. vLLM's caches outlive them, unless pytest keeps none."""
+    kept = getattr(pytestconfig, "cache", None)
+    return Lab(tmp_path_factory.mktemp("lab"), kept and Path(kept.mkdir("engines")))
 
 
 @pytest.fixture(scope="session")

@@ -365,7 +365,7 @@ class _Graphs:
 
 
 def _graphs(session: Session, known: Facts, decodes: DecodeStepTally) -> _Graphs:
-    """CUDA graphs, and the GPU's memory, of which they take some."""
+    """CUDA graphs, and the GPU memory that they share with the KV cache."""
     captured, ran = captures.read(session), executions.read(session)
     use = cuda_graphs.measure(session, ran, captures.sizes(captured))
     held = memory.measure(session, known)

@@ -110,13 +110,13 @@ def measure(session: Session) -> Summary:
         ran = stints.with_lookups(session, asked.prompts)
         preempted = preemptions.victims(ran, asked.prompts, session.begin_sec)
         contents, missed = _contents(asked.prompts)
-        del asked
+        del asked  # It has a row for each block of each request.
         reused = _reuse(contents)
         evicted = _evictions(session, misses.content_ids(missed), preempted)
         moved = beside.submit(_blocks, session, ran, stepped.holders)
         missed, regretted = _misses(known, contents, missed, evicted.lost)
         regrets = _regrets(session, known, used, contents, reused, regretted, evicted.evictions)
-        del regretted
+        del regretted  # It has a row for each miss that an eviction caused.
         shared = sharing.measure(session, contents.prompts, reused.uses, used)
         distinct = sharing.distinct(contents.prompts, reused.uses)
         useful = miss_summary.useful_blocks(known, used, contents.prompts, distinct)
@@ -195,7 +195,7 @@ class _Requests:
 
 
 def _requests(session: Session) -> _Requests:
-    """Prompts of the warm-up explain what later requests found."""
+    """Read requests.jsonl. Prompts of the warm-up explain what later requests found."""
     prompted, begun = PromptTally(), FamilyTally()
     _go_through(
         session,
@@ -218,7 +218,10 @@ class _Steps:
 
 
 def _steps(session: Session, known: Facts, used: Usage) -> _Steps:
-    """All that needs the pools' states. Lookups of the warm-up show which requests waited later."""
+    """Read scheduler_steps.csv, with the pools' states at hand.
+
+    Steps of the warm-up show which requests waited later.
+    """
     pools = pressure.states(session)
     waited, scheduled = WaitingTally(session, known, used, pools), SchedulingTally(session, pools)
     decodes, preempting = DecodeStepTally(), StepTally(session.begin_sec)
@@ -276,7 +279,7 @@ class _Evictions:
 
 
 def _evictions(session: Session, wanted: pl.Series, preempted: pl.DataFrame) -> _Evictions:
-    """Evictions of the warm-up explain later misses."""
+    """Read kv_cache_evictions.csv. Evictions of the warm-up explain later misses."""
     lost, lived = LossTally(wanted), LifetimeTally()
     evicted, taken = EvictionTally(session.begin_sec), TakerTally(preempted)
     _go_through(
@@ -303,7 +306,10 @@ class _Blocks:
 
 
 def _blocks(session: Session, ran: pl.DataFrame, held: HolderTally) -> _Blocks:
-    """Requests may hold blocks long after the warm-up in which they got them."""
+    """Read kv_cache_allocations.csv.
+
+    Requests may hold blocks long after the warm-up in which they got them.
+    """
     moved, handed_out = AllocationTally(), HandedOutTally()
     paid = RentTally(ran, session.begin_sec, session.end_sec)
     _go_through(
@@ -365,7 +371,7 @@ class _Graphs:
 
 
 def _graphs(session: Session, known: Facts, decodes: DecodeStepTally) -> _Graphs:
-    """CUDA graphs, and the GPU's memory, of which they take some."""
+    """Read the tables of CUDA graphs, and that of the GPU memory, which they take some of."""
     captured, ran = captures.read(session), executions.read(session)
     use = cuda_graphs.measure(session, ran, captures.sizes(captured))
     held = memory.measure(session, known)

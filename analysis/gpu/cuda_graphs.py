@@ -44,7 +44,7 @@ another one must.
 
 @dataclass(frozen=True)
 class Setup:
-    """The configuration of CUDA graphs, and what came of it, on the first worker that recorded it.
+    """The configuration of CUDA graphs, and its effect, on the first worker that recorded it.
 
     ``device``: ``cuda``, ``cpu`` or another, None where it is not known. ``asked`` and
     ``resolved``: vLLM's ``cudagraph_mode`` as configured, and as the attention backends allow it.

@@ -134,10 +134,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ledger:
-    """``graphs``: all that were captured to be used, those with the most replays first, with their
-    ``total``, and ``by_mode``. ``profiling``: trial captures that start-up makes to estimate memory
-    and throws away. ``replays``: of all graphs, dummy ones left out; ``unknown_replays``: of these,
-    of CUDA graphs that nobody saw being captured.
+    """``graphs``: all graphs without trial ones, those with most replays first. ``total`` and
+    ``by_mode``: their cost. ``profiling``: the cost of trial captures, which start-up makes to
+    estimate memory and throws away. ``unused``: graphs that no request needed. ``replays``: of all
+    graphs, without dummy ones; ``unknown_replays``: those of graphs whose capture was not recorded.
+    ``estimate``: what vLLM reserved for graphs, None where no worker recorded it.
     """
 
     graphs: tuple[Graph, ...]

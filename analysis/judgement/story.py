@@ -18,7 +18,7 @@ _WHY = {
     "behind": "lay behind a missing block",
     "other rank": "was in another rank's cache",
     "last token": "ended its prompt",
-    "speculation": "is computed anew for drafting",
+    "speculation": "is computed again for drafting",
     "unknown": "belongs to requests that have not ended",
 }
 

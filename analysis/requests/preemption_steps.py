@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps preempted requests, and what do all steps come to?"""
+"""Which steps preempted requests, and how many steps, tokens and preemptions were there?"""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _width(header: bytes, path: Path, table: Table) -> int:
             found = shown(names[number]) if number < len(names) else "nothing"
             raise SessionError(
                 f"{path}, line 1: {found} where column {number + 1} is {column!r}; "
-                "it is not a table of this format; put the one back that was recorded, or make it "
-                f"anew with 'profilemate finalize' if {JOURNAL}/ is still there"
+                "it is not a table of this format; restore the recorded file, or make it again "
+                f"with 'profilemate finalize' if {JOURNAL}/ is still there"
             )
     return len(names)

@@ -269,7 +269,7 @@ class Session:
             return SessionError(f"{path} is malformed: {otherwise}")
         line, what = fault
         return SessionError(
-            f"{path}, line {line}: {what}; repair or remove that line, or make the table anew "
+            f"{path}, line {line}: {what}; repair or remove that line, or make the table again "
             f"with 'profilemate finalize' if {JOURNAL}/ is still there"
         )
 

@@ -263,7 +263,7 @@ class TestMalformed:
     ) -> None:
         (session.folder / USAGE).write_bytes(content + b"\n1,2\n")
         text = error_of(session)
-        assert "; put the one back that was recorded, or make it anew with" in text
+        assert "; restore the recorded file, or make it again with" in text
         assert len(text) < len(str(session.folder)) + 260
         (session.folder / USAGE).unlink()
         session.requests({"request_id": "a"})

@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_said() -> None:
     assert any("does not fit. No length does." in note for note in nothing.notes)
     too_small = planned("llama-3.1-70b", gpu_bytes=80 * GIB)
     assert too_small.pool is None
-    assert any("no KV cache" in note for note in too_small.notes)
+    assert any("none is left for the KV cache" in note for note in too_small.notes)
 
 
 def test_a_state_takes_a_block_whatever_the_length() -> None:

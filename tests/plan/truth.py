@@ -279,7 +279,7 @@ def _recorded(config: Any, cache: Any, tokens: int, concurrency: float) -> dict[
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from profilemate.hooks import facts
+    from profilemate.hooks.kv import facts
 
     settings = config.cache_config
     settings.num_gpu_blocks = cache.num_blocks

@@ -77,6 +77,8 @@ def as_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_users_session_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / NAME).mkdir()
     as_somebody_else(monkeypatch)
+    # The folder of sessions is root's, as it is where root runs this, and may be used.
+    monkeypatch.setattr("profilemate.record.claim.make_base", lambda base: None)
     with pytest.raises(SessionError, match="is not a folder of yours"):
         claim(tmp_path, NAME, "engine0")
 

@@ -114,7 +114,9 @@ def measure(session: Session) -> Summary:
         reused = _reuse(contents)
         evicted = _evictions(session, misses.content_ids(missed), preempted)
         moved = beside.submit(_blocks, session, ran, stepped.holders)
-        missed, regretted = _misses(known, contents, missed, evicted.lost)
+        missed = _misses(known, contents, missed, evicted.lost)
+        regretted = evictions.missed_for_capacity(missed, contents.prompts.asked)
+        missed = missed.select(miss_summary.BLOCK_COLUMNS)
         regrets = _regrets(session, known, used, contents, reused, regretted, evicted.evictions)
         del regretted  # It has a row for each miss that an eviction caused.
         shared = sharing.measure(session, contents.prompts, reused.uses, used)
@@ -324,9 +326,9 @@ def _blocks(session: Session, ran: pl.DataFrame, held: HolderTally) -> _Blocks:
 
 def _misses(
     known: Facts, contents: _Contents, missed: pl.DataFrame, lost: LossTally
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The missed blocks with their reasons, and those that were missed because of an eviction."""
-    classified = misses.classify(
+) -> pl.DataFrame:
+    """The missed blocks with their reasons."""
+    return misses.classify(
         missed,
         contents.prompts,
         contents.stretches,
@@ -334,8 +336,6 @@ def _misses(
         group=known.full_attention_group,
         drops_hit_block=bool(known.scheduler.drops_hit_unit),
     )
-    regretted = evictions.missed_for_capacity(classified, contents.prompts.asked)
-    return classified.select(miss_summary.BLOCK_COLUMNS), regretted
 
 
 @dataclass(frozen=True)

@@ -293,3 +293,21 @@ class TestCommand:
             result = invoke("summary", session.folder, f"--requests-after={wrong}")
             assert (result.returncode, result.stdout) == (2, "")
             assert "is not a whole number; write 0, 1, 2 or more" in " ".join(result.stderr.split())
+
+
+def test_the_request_at_which_the_window_begins_is_in_all_of_it(session: SessionBuilder) -> None:
+    """9 ms are 0.009 s, and 1e3 times 0.009 is a little more than 9."""
+    session.metadata(prefix_lengths=[16])
+    for name, milliseconds in (("warm-up", 1), ("first", 9), ("second", 20)):
+        session.requests(
+            {
+                "request_id": name,
+                "timestamp": milliseconds,
+                "input_length": 20,
+                "output_length": 1,
+                "prefix_ids": [1],
+                "finish_reason": "stop",
+            }
+        )
+    found = summarize(open_session(session.folder, after_requests=1))
+    assert (found.requests.ended, found.families.requests) == (2, 2)

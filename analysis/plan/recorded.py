@@ -13,7 +13,7 @@ from analysis.plan import config, local, platforms
 from analysis.plan.model import Attention, Model
 from analysis.plan.settings import Settings
 from analysis.tables import facts as session_facts
-from analysis.tables.facts import Facts
+from analysis.tables.facts import FULL_ATTENTION, Facts
 from analysis.tables.metadata import flag, part, text, whole
 from analysis.tables.session import Session
 
@@ -91,7 +91,7 @@ def _described(session: Session, numbers: Mapping[str, Any], facts: Facts) -> Mo
             "model's folder or its config.json"
         )
     kinds = {one.kind for one in facts.groups}
-    if kinds - {"FullAttentionSpec", "MLAAttentionSpec"}:
+    if kinds - {*FULL_ATTENTION}:
         raise RuleError(
             f"the session's model keeps {', '.join(sorted(filter(None, kinds)))}, which the "
             "session alone does not describe; name the model's folder or its config.json"

@@ -12,8 +12,9 @@ from typing import Literal
 
 Engine = Literal["measured", "exact", "fast"]
 
-SAYS = {"measured": "measured", "exact": "simulated", "fast": "modelled"}
-"""The word for the figures of each engine, wherever a user sees them."""
+SAYS = {"measured": "measured", "exact": "replayed", "fast": "modelled"}
+"""The word for each engine's figures in JSON, where programs read it. Text says it in the words of
+``analysis.wording.whatif``."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Outcome:
     ``queue_p99_sec``: from a request's arrival to its first admission; ``span_sec``: from the
     first arrival to the last end.
 
-    These follow from the others. ``says``: ``measured``, ``simulated`` or ``modelled``;
+    These follow from the others. ``says``: ``measured``, ``replayed`` or ``modelled``;
     ``hit_rate``: tokens found, of tokens asked for, from 0 to 1, None where none were asked for.
     """
 

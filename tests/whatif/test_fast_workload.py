@@ -269,3 +269,22 @@ def test_other_block_size(tmp_path: Path, size: int, chains: list[list[str]]) ->
         assert [names[number] for number in got] == wanted
     assert len(set(names.values())) == len(names)
     assert found.prompt_ids.lengths.tolist() == [-(-53 // size), -(-48 // size)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"), [("measured", "measured"), ("exact", "replayed"), ("fast", "modelled")]
+)
+def test_the_json_names_each_engine_as_documented(engine: Any, says: str) -> None:
+    """Programs read this value, so it stays whatever the text calls it: docs/whatif.md."""
+    outcome = Outcome(
+        engine=engine,
+        label="",
+        num_blocks=1,
+        block_size=16,
+        policy="lru",
+        requests=0,
+        query_tokens=0,
+        hit_tokens=0,
+        evictions=0,
+    )
+    assert outcome.says == says

@@ -309,6 +309,7 @@ def test_the_childs_variables_are_its_own(shell: Shell, monkeypatch: pytest.Monk
         "PYTHONPATH": "/of/mine",
     }.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PROFILEMATE_BROWSER", raising=False)  # the tests' own
     program = (
         "import os; print({name: value for name, value in os.environ.items() "
         "if 'PROFIL' in name or name == 'PYTHONPATH'})"

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Semaphore
 
 import pytest
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.engine
 RANKS = (0, 1)
 ANSWERS = 24
 OUTPUT = 40
+CLIENTS, LONG = 4, 1800
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,22 @@ def served(lab: Lab) -> Served:
         assert {len(done.result().tokens) for done in asked} == {OUTPUT}
         metrics = engine.get(server.port, "/metrics")
 
-        left = [Answer(server.port, tokens(seed, 100), 1800).read(20) for seed in (7, 8)]
         api_servers = [
             pid
             for pid, title in engine.children(server.process.pid).items()
             if "apiserver" in title.lower()
         ]
-        engine.kill(server.process.pid, *api_servers)
-        for interrupted in left:
-            assert interrupted.read().finish_reason is None
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            under_way = Semaphore(0)
+            asking = [
+                clients.submit(ask_until_it_dies, server.port, seed, under_way)
+                for seed in range(CLIENTS)
+            ]
+            for _ in asking:
+                under_way.acquire(timeout=engine.END_SECONDS)
+            engine.kill(server.process.pid, *api_servers)
+        for client in asking:
+            client.result()
         alone = engine.elapsed_sec(session)
         size = engine.journal_size(session)
         engine.wait_for(
@@ -80,6 +90,16 @@ def served(lab: Lab) -> Served:
     return Served(session, metrics, completed_too_early)
 
 
+def ask_until_it_dies(port: int, seed: int, under_way: Semaphore) -> None:
+    """Ask for one long answer after the other, so that an engine always has one to go on with."""
+    with suppress(ConnectionError):
+        while True:
+            asked = Answer(port, tokens(100 + seed, 100), LONG).read(20)
+            under_way.release()
+            if asked.read().finish_reason is None:
+                return
+
+
 def test_both_engines_are_in_one_session(served: Served) -> None:
     known = engine.metadata(served.session)
     assert [process["rank"] for process in known["processes"]] == list(RANKS)
@@ -94,7 +114,7 @@ def test_both_engines_are_in_one_session(served: Served) -> None:
 def test_each_engines_rows_are_its_own(served: Served) -> None:
     lookups = engine.rows(served.session, "prefix_cache_lookups")
     answered = Counter(
-        row["engine"] for row in engine.requests(served.session) if row["finish_reason"] == "length"
+        row["engine"] for row in engine.requests(served.session) if row["output_length"] == OUTPUT
     )
     assert sum(answered.values()) == ANSWERS
     for rank in RANKS:

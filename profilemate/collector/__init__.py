@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from profilemate.format.errors import SessionError
-from profilemate.format.session import JOURNAL_FOLDER, METADATA_FILE
+from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
 
 def complete_if_ended(folder: Path) -> bool:
@@ -34,12 +34,12 @@ def finalize(folder: Path, progress: Callable[[int, int], None] | None = None) -
     ``progress`` is called with the journal bytes read so far and in all.
 
     Raises:
-        SessionError: it still runs, is not a session, or cannot be read or written.
+        SessionError: it still runs, is not a session, is another user's, or cannot be read or
+            written.
 
     """
-    if not (folder / JOURNAL_FOLDER).is_dir():
-        if _is_session(folder):
-            return
+    journals = (folder / JOURNAL_FOLDER, folder / KEPT_FOLDER)
+    if not any(journal.is_dir() for journal in journals) and not _is_session(folder):
         raise SessionError(f"{folder} is not a session: it has no {METADATA_FILE}")
     from profilemate.collector import completing
 

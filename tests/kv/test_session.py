@@ -17,6 +17,7 @@ from profilemate.collector.lock import Lock
 from profilemate.config import SESSION
 from profilemate.format import processes
 from profilemate.format.errors import SessionError
+from profilemate.format.folder import Folder
 from profilemate.record.claim import claim, ensure_name, is_name
 from profilemate.record.redact import redact
 from tests.kv.children import Child, Say, said
@@ -182,13 +183,13 @@ def test_the_founding_holds_no_secret(
 
 
 def test_one_collector_at_a_time(tmp_path: Path) -> None:
-    (tmp_path / "journal").mkdir()
-    with Lock(tmp_path) as first:
-        assert first.acquire()
-        with Lock(tmp_path) as second:
-            assert not second.acquire()
-    with Lock(tmp_path) as third:
-        assert third.acquire()
+    with Folder.own(tmp_path) as journals:
+        with Lock(journals) as first:
+            assert first.acquire()
+            with Lock(journals) as second:
+                assert not second.acquire()
+        with Lock(journals) as third:
+            assert third.acquire()
 
 
 def test_one_collector_at_a_time_without_file_locks(
@@ -200,20 +201,30 @@ def test_one_collector_at_a_time_without_file_locks(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    (tmp_path / "journal").mkdir()
-
     def collect(say: Say) -> None:
-        lock = Lock(tmp_path)
+        lock = Lock(Folder.own(tmp_path))
         say(lock.acquire())
         time.sleep(600)
 
     child = Child(collect)
     assert child.next()
-    with Lock(tmp_path) as second:
+    with Folder.own(tmp_path) as journals, Lock(journals) as second:
         assert not second.acquire()
         child.kill()
         child.end()
         assert second.acquire()
+
+
+def test_a_holder_that_was_killed_before_it_wrote_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lock, "acquire", Lock._acquire_without_locks)
+    file = tmp_path / "collector.pid"
+    file.touch()
+    with Folder.own(tmp_path) as journals, Lock(journals) as lock:
+        assert not lock.acquire()
+        os.utime(file, (0, 0))
+        assert lock.acquire()
 
 
 def test_a_later_process_with_the_same_number_is_another() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,15 @@ def finalize(folder: Path, progress: Callable[[int, int], None] | None = None) -
         raise SessionError(
             f"{folder} is still being written: stop vLLM first, or analyze it as it is"
         )
+
+
+def clear(folder: Path) -> None:
+    """Remove what killed processes left behind in a session whose journals are gone."""
+    from profilemate.collector import leftovers
+    from profilemate.format.folder import Folder
+
+    with contextlib.suppress(OSError, SessionError), Folder.own(folder) as session:
+        leftovers.clear(session, locked=False)
 
 
 def _is_session(folder: Path) -> bool:

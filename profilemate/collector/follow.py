@@ -231,6 +231,4 @@ def _end_without_journals(follower: Follower) -> NoReturn:
     with contextlib.suppress(OSError):
         follower.apply()
         follower.write(ended=False)
-    raise SessionError(
-        f"{follower.journals.path} was deleted; the tables have what came before"
-    )
+    raise SessionError(f"{follower.journals.path} was deleted; the tables have what came before")

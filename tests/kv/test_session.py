@@ -201,6 +201,7 @@ def test_one_collector_at_a_time_without_file_locks(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
+
     def collect(say: Say) -> None:
         lock = Lock(Folder.own(tmp_path))
         say(lock.acquire())

@@ -177,7 +177,7 @@ def test_a_damaged_journal_is_kept(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert not kept.exists()
     assert metadata(folder)["complete"] is True
-    assert contents(folder)[USAGE] == before[USAGE]
+    assert contents(folder)[USAGE].count(b"\n") == 6
 
 
 def test_a_damaged_journal_replaces_no_tables_that_have_more(tmp_path: Path) -> None:
@@ -190,7 +190,8 @@ def test_a_damaged_journal_replaces_no_tables_that_have_more(tmp_path: Path) -> 
     journal.write_bytes(frames_up_to(undamaged, 3) + DAMAGE)
     result = invoke("finalize", folder)
     assert result.returncode == 2
-    assert f"its journals have less, 2 of the 5 rows of {USAGE}" in result.stderr
+    assert "stays as it is: its journals have less, " in result.stderr
+    assert f"of the 5 rows of {USAGE}" in result.stderr
     assert contents(folder) == before
     assert names(folder / "journal-kept")
     assert "journal-kept/" in (open_session(folder).note or "")

@@ -79,13 +79,8 @@ def _is_record(target: Path) -> bool:
     folder = target.parent
     if folder.name in (JOURNAL, KEPT_JOURNAL):
         return any((folder / file).exists() for file in (FOUNDING_FILE, CLOSED_FILE))
-    records = {
-        METADATA,
-        SUMMARY_FILE,
-        JOURNAL,
-        KEPT_JOURNAL,
-        *(table.file for table in TABLES.values()),
-    }
+    tables = {table.file for table in TABLES.values()}
+    records = {METADATA, SUMMARY_FILE, JOURNAL, KEPT_JOURNAL} | tables
     return target.name in records and is_session(folder)
 
 

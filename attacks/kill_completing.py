@@ -280,15 +280,17 @@ def be_killed(action: Action, session: Path, before: int | None) -> None:
     def watch(event: str, _: tuple[object, ...]) -> None:
         nonlocal left
         if left is not None and event.startswith(OPERATIONS):
-            if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
             left -= 1
+            if left < 0:
+                left = None
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    if before is not None:
-        sys.addaudithook(watch)
-    with contextlib.suppress(SessionError, OSError):
+    try:
+        if before is not None:
+            sys.addaudithook(watch)
         action(session)
-    os._exit(0)
+    finally:
+        os._exit(0)
 
 
 def check(case: Case, session: Path, seen: Counter[str]) -> None:

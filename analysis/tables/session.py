@@ -353,7 +353,9 @@ def _opened(directory: Path, *, complete: bool) -> Session:
         note = None if owner is None else f"it belongs to {owner}"
         return Session(directory, metadata, "complete", note)
     if owner is not None:
-        return Session(directory, metadata, _state_of_anothers(directory), _anothers(owner))
+        return Session(
+            directory, metadata, _state_of_anothers(directory, metadata), _anothers(owner)
+        )
     if not has_journal:
         return Session(directory, metadata, "cut off", _without_journal(directory, metadata))
     if not complete:
@@ -372,8 +374,10 @@ def _anothers(owner: str) -> str:
     )
 
 
-def _state_of_anothers(directory: Path) -> State:
+def _state_of_anothers(directory: Path, metadata: Mapping[str, Any]) -> State:
     """Whether another user's session runs: its collector then writes metadata.json all the time."""
+    if metadata.get("ended_at") is not None:
+        return "cut off"
     try:
         quiet_sec = time.time() - (directory / METADATA).stat().st_mtime
     except FileNotFoundError:

@@ -39,9 +39,9 @@ Confidence = Literal["high", "medium", "low"]
 class About:
     """Which session it is, and how far it goes.
 
-    ``note``: one sentence where the session is not complete. ``duration_sec``: from its beginning
-    to the last event in its tables. ``begin_sec``: the end of the warm-up, which all figures but
-    the cost leave out.
+    ``note``: one sentence where the session is not complete, or another user's. ``duration_sec``:
+    from its beginning to the last event in its tables. ``begin_sec``: the end of the warm-up, which
+    all figures but the cost leave out.
     """
 
     directory: str

@@ -22,4 +22,7 @@ class Attack:
     minutes: float
 
 
-CATALOGUE: tuple[Attack, ...] = ()
+CATALOGUE: tuple[Attack, ...] = (
+    Attack("kill_completing", "kills while a session is completed", 3_000, 10),
+    Attack("planted", "links in the place of what profilemate writes", 3_000, 8),
+)

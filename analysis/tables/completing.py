@@ -30,10 +30,12 @@ def complete(folder: Path) -> tuple[State, str | None]:
         What the session is, and one sentence where it is not complete.
 
     """
+    # The collector follows no link to a session's folder.
+    target = os.path.realpath(folder)
     if find_spec(collecting.MODULE) is None:
         return "cut off", "profilemate's collector is not there to complete it"
     try:
-        code, reason = _run(collecting.command("--complete", str(folder)))
+        code, reason = _run(collecting.command("--complete", target))
     except OSError as error:
         code, reason = collecting.CANNOT_COMPLETE, str(error)
     if code == collecting.COMPLETE:

@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 
 from analysis.errors import SessionError, unreadable
+from analysis.tables.owner import is_own
 from analysis.tables.schema import TABLES
 from profilemate import config
 
 METADATA = "metadata.json"
 JOURNAL = "journal"
+KEPT_JOURNAL = "journal-kept"
+"""The journal of a session that has ended, where not all of it could be read."""
 
 _STAMP = re.compile(r"session_(\d{8}_\d{6})")
 
@@ -28,7 +31,8 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
     """The folder of the session that is meant.
 
     ``path`` is a session's folder, or a folder of sessions, of which the newest is taken, or
-    None for the default folder of sessions.
+    None for the default folder of sessions. That is one that others may write to, too: there, the
+    user's own sessions come before all others.
 
     Raises:
         SessionError: there is no such folder, or no session in it.
@@ -39,7 +43,7 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
         if is_session(folder):
             return folder
         if folder.is_dir():
-            return _newest_in(folder)
+            return _newest_in(folder, own_first=path is None)
     except OSError as error:
         raise unreadable(folder, error) from None
     if path is None:
@@ -55,17 +59,29 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
 def is_session(folder: Path) -> bool:
     """Whether this folder holds a session's metadata, its journal or one of its tables."""
     files = [METADATA, *(table.file for table in TABLES.values())]
-    return (folder / JOURNAL).is_dir() or any((folder / file).is_file() for file in files)
+    return has_journal(folder) or any((folder / file).is_file() for file in files)
 
 
-def _newest_in(folder: Path) -> Path:
-    sessions = [child for child in folder.iterdir() if child.is_dir() and is_session(child)]
+def has_journal(folder: Path) -> bool:
+    """Whether there are journals from which ``profilemate finalize`` makes the tables."""
+    return any((folder / name).is_dir() for name in (JOURNAL, KEPT_JOURNAL))
+
+
+def _newest_in(folder: Path, *, own_first: bool) -> Path:
+    sessions = [child for child in folder.iterdir() if _is_readable(child) and is_session(child)]
     if not sessions:
         raise SessionError(
-            f"no session in {folder}: neither it nor a folder in it has a {METADATA}; "
-            "name a session's folder or one of sessions"
+            f"no session in {folder}: neither it nor a folder in it has a {METADATA} that you can "
+            "read; name a session's folder or one of sessions"
         )
+    if own_first:
+        sessions = [session for session in sessions if is_own(session)] or sessions
     return max(sessions, key=_age)
+
+
+def _is_readable(child: Path) -> bool:
+    """Whether this is a folder, and not one of another user's that nobody else may look into."""
+    return os.access(child, os.R_OK | os.X_OK) and child.is_dir()
 
 
 def _age(session: Path) -> tuple[str, float, str]:

@@ -8,6 +8,7 @@ the tables are read up to their last finished line.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,14 +23,18 @@ from analysis.errors import SessionError, unreadable
 from analysis.tables import completing
 from analysis.tables.completing import State as State
 from analysis.tables.faults import first_fault
-from analysis.tables.find import JOURNAL, find_session
+from analysis.tables.find import JOURNAL, KEPT_JOURNAL, METADATA, find_session
 from analysis.tables.metadata import part, text, wall_clock
 from analysis.tables.metadata import read as metadata_of
+from analysis.tables.owner import another as owner_of_another
 from analysis.tables.reading import Extent, ahead, csv_schema, extent, frames, last_line
 from analysis.tables.schema import LONGEST_SEC, TABLES, Table
 from analysis.tables.soundness import DAMAGED, Order, is_damaged
 
 _ROWS = 100_000
+
+QUIET_SEC = 60.0
+"""Of a session that runs, metadata.json is never older than this, even on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Session:
 
     ``state``: ``complete`` (every event is in the tables), ``running`` (a process still records)
     or ``cut off`` (it ended, and events that were only in the journal are lost).
-    ``note``: one sentence on a session that is not complete, else None.
+    ``note``: one sentence on a session that is not complete, or is another user's, else None.
     ``metadata``: metadata.json as it is; empty where the file is missing.
     ``begin_sec``: the end of the warm-up, which figures leave out; 0 leaves nothing out.
     """
@@ -293,7 +298,7 @@ def open_session(
     """Open a session.
 
     If its processes have ended and its tables are not complete, they are completed first. Where
-    that cannot be done, the session is read as it is.
+    that cannot be done, or the session is another user's, it is read as it is.
 
     Args:
         path: a session's folder, or a folder of sessions, of which the newest is opened; None for
@@ -343,20 +348,49 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     # Looked for first: the collector removes it after metadata.json says that all is complete.
     has_journal = (directory / JOURNAL).is_dir()
     metadata = metadata_of(directory)
+    owner = owner_of_another(directory)
     if metadata.get("complete") is True:
-        return Session(directory, metadata, "complete")
+        note = None if owner is None else f"it belongs to {owner}"
+        return Session(directory, metadata, "complete", note)
+    if owner is not None:
+        return Session(
+            directory, metadata, _state_of_anothers(directory, metadata), _anothers(owner)
+        )
     if not has_journal:
-        return Session(directory, metadata, "cut off", _without_journal(metadata))
+        return Session(directory, metadata, "cut off", _without_journal(directory, metadata))
     if not complete:
         return Session(directory, metadata, "cut off", f"read as it is, without {JOURNAL}/")
     state, note = completing.complete(directory)
     metadata = metadata_of(directory)
     if state == "complete" and metadata.get("complete") is not True:
-        state, note = "cut off", _without_journal(metadata)
+        state, note = "cut off", _without_journal(directory, metadata)
     return Session(directory, metadata, state, note)
 
 
-def _without_journal(metadata: Mapping[str, Any]) -> str:
+def _anothers(owner: str) -> str:
+    return (
+        f"it belongs to {owner} and has not been completed; once vLLM has ended, 'profilemate "
+        "finalize' as that user does it"
+    )
+
+
+def _state_of_anothers(directory: Path, metadata: Mapping[str, Any]) -> State:
+    """Whether another user's session runs: its collector then writes metadata.json all the time."""
+    if metadata.get("ended_at") is not None:
+        return "cut off"
+    try:
+        quiet_sec = time.time() - (directory / METADATA).stat().st_mtime
+    except FileNotFoundError:
+        return "cut off"
+    return "running" if quiet_sec < QUIET_SEC else "cut off"
+
+
+def _without_journal(directory: Path, metadata: Mapping[str, Any]) -> str:
+    if (directory / KEPT_JOURNAL).is_dir():
+        return (
+            f"not all of its journal could be read; {KEPT_JOURNAL}/ has it, for a later release "
+            "that may read more"
+        )
     if metadata.get("ended_at") is None:
         return f"{JOURNAL}/ is missing, so what only it held is not in the tables"
     return "all that was recorded is in the tables, but the record has gaps (see the warnings)"

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 from profilemate.format.errors import SessionError
-from profilemate.format.session import JOURNAL_FOLDER, METADATA_FILE
+from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
 
 def complete_if_ended(folder: Path) -> bool:
@@ -34,12 +35,12 @@ def finalize(folder: Path, progress: Callable[[int, int], None] | None = None) -
     ``progress`` is called with the journal bytes read so far and in all.
 
     Raises:
-        SessionError: it still runs, is not a session, or cannot be read or written.
+        SessionError: it still runs, is not a session, is another user's, or cannot be read or
+            written.
 
     """
-    if not (folder / JOURNAL_FOLDER).is_dir():
-        if _is_session(folder):
-            return
+    journals = (folder / JOURNAL_FOLDER, folder / KEPT_FOLDER)
+    if not any(journal.is_dir() for journal in journals) and not _is_session(folder):
         raise SessionError(f"{folder} is not a session: it has no {METADATA_FILE}")
     from profilemate.collector import completing
 
@@ -47,6 +48,15 @@ def finalize(folder: Path, progress: Callable[[int, int], None] | None = None) -
         raise SessionError(
             f"{folder} is still being written: stop vLLM first, or analyze it as it is"
         )
+
+
+def clear(folder: Path) -> None:
+    """Remove what killed processes left behind in a session whose journals are gone."""
+    from profilemate.collector import leftovers
+    from profilemate.format.folder import Folder
+
+    with contextlib.suppress(OSError, SessionError), Folder.own(folder) as session:
+        leftovers.clear(session, locked=False)
 
 
 def _is_session(folder: Path) -> bool:

@@ -9,11 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
-from profilemate.collector import complete_if_ended
+from profilemate.collector import complete_if_ended, leftovers
 from profilemate.collector.follow import follow
 from profilemate.collector.lock import Lock
 from profilemate.format.collecting import CANNOT_COMPLETE, COMPLETE, RUNNING
 from profilemate.format.errors import SessionError
+from profilemate.format.folder import Folder
 from profilemate.format.session import JOURNAL_FOLDER
 
 NICENESS = 10
@@ -30,32 +31,38 @@ def main(arguments: list[str]) -> int:
         case ["--complete", folder]:
             return _complete(Path(folder))
         case ["--detach", folder]:
-            if os.fork():
-                os._exit(0)
-            _quieten(Path(folder))
-            _follow(Path(folder))
+            return _follow(Path(folder), detached=True)
         case [folder]:
-            _follow(Path(folder))
+            return _follow(Path(folder), detached=False)
         case _:
             print("usage: python -m profilemate.collector [--complete] SESSION", file=sys.stderr)
             return 1
-    return 0
 
 
-def _follow(session: Path) -> None:
+def _follow(path: Path, *, detached: bool) -> int:
     """Follow one session to its end; returns at once where another collector does already."""
-    with Lock(session) as lock:
-        if lock.acquire():
-            follow(session)
+    try:
+        with Folder.own(path) as session, session.folder(JOURNAL_FOLDER) as journals:
+            if detached:
+                if os.fork():
+                    os._exit(0)
+                _quieten(journals)
+            with Lock(journals) as lock:
+                if lock.acquire() and session.holds(journals, JOURNAL_FOLDER):
+                    follow(session, journals)
+            leftovers.clear(session, locked=False)
+    except (SessionError, OSError) as error:
+        print(*str(error).splitlines(), file=sys.stderr)
+        return CANNOT_COMPLETE
+    return COMPLETE
 
 
-def _quieten(session: Path) -> None:
+def _quieten(journals: Folder) -> None:
     """Low priority, deaf to the terminal's signals, complaints into a file of the session."""
     for name in (signal.SIGINT, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     os.nice(NICENESS)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    fd = os.open(session / JOURNAL_FOLDER / "collector.log", flags, 0o600)
+    fd = journals.open("collector.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(fd, 2)
     os.close(fd)
 

@@ -3,82 +3,145 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
+import contextlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from profilemate.collector import gpu_memory
-from profilemate.collector.follow import Follower, remove_journals
+from profilemate.collector import gpu_memory, leftovers
+from profilemate.collector.follow import Follower
 from profilemate.collector.lock import Lock
-from profilemate.collector.tables import COLUMNS, cut_torn_row
+from profilemate.collector.tables import COLUMNS, cut_torn_row, whole_rows
 from profilemate.format.errors import SessionError
-from profilemate.format.session import METADATA_FILE
+from profilemate.format.folder import Folder
+from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
 WAIT_SEC = 10.0
 """How long to wait for a collector that is finishing."""
 
+Progress = Callable[[int, int], None]
 
-def complete(
-    folder: Path, *, wait: bool, progress: Callable[[int, int], None] | None = None
-) -> bool:
+
+def complete(path: Path, *, wait: bool, progress: Progress | None = None) -> bool:
     """Make all tables anew from the journals, beside the old ones, then put them in their place.
 
     Returns False where a process of the session, or its collector, is still at work.
 
     Raises:
-        SessionError: the session cannot be read or written.
+        SessionError: the session cannot be read or written, is another user's, or its tables have
+            more than its journals.
 
     """
     try:
-        with Lock(folder) as lock:
-            deadline = time.monotonic() + (WAIT_SEC if wait else 0)
-            while not lock.acquire():
-                if time.monotonic() >= deadline or not lock.path.parent.is_dir():
-                    return not lock.path.parent.is_dir()
-                time.sleep(0.1)
-            return _complete(folder, progress)
+        with Folder.own(path) as session:
+            name = _journals_of(session)
+            is_ended = name is None or _complete_from(session, name, wait, progress)
+            if is_ended:
+                leftovers.clear(session, locked=False)
+            return is_ended
     except OSError as error:
-        raise SessionError(
-            f"cannot complete {folder}: {error.strerror}: {error.filename}"
-        ) from None
+        raise SessionError(f"cannot complete {path}: {error.strerror}: {error.filename}") from None
 
 
-def _complete(folder: Path, progress: Callable[[int, int], None] | None) -> bool:
-    scratch = Path(tempfile.mkdtemp(prefix=".completing-", dir=folder))
+def _journals_of(session: Folder) -> str | None:
+    """The name of the folder with the journals; None where they are gone."""
+    names = (JOURNAL_FOLDER, KEPT_FOLDER)
+    return next((name for name in names if session.has_folder(name)), None)
+
+
+def _complete_from(session: Folder, name: str, wait: bool, progress: Progress | None) -> bool:
     try:
-        follower = Follower(folder, scratch)
-        follower.discover()
-        total = sum(os.path.getsize(path) for path in follower.journals.glob("*.journal"))
-        while follower.read():
-            if any(producer.exhausted and producer.alive for producer in follower.ordered()):
+        journals = session.folder(name)
+    except FileNotFoundError:
+        return True
+    with journals, Lock(journals) as lock:
+        deadline = time.monotonic() + (WAIT_SEC if wait else 0)
+        while not lock.acquire():
+            if time.monotonic() >= deadline or not session.holds(journals, name):
+                return not session.holds(journals, name)
+            time.sleep(0.1)
+        if not session.holds(journals, name):
+            # Who had the lock before has completed the session.
+            return True
+        leftovers.clear(session, locked=True)
+        if _is_complete(session):
+            # Its collector was killed when it had only the journals to remove.
+            leftovers.remove_journals(session, journals, name)
+            return True
+        return _complete(session, journals, name, progress)
+
+
+def _is_complete(session: Folder) -> bool:
+    try:
+        return json.loads(session.read(METADATA_FILE))["complete"] is True
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _complete(session: Folder, journals: Folder, name: str, progress: Progress | None) -> bool:
+    scratch_name = leftovers.make_scratch(session)
+    try:
+        with session.folder(scratch_name) as scratch:
+            follower = Follower(session, scratch, journals=journals)
+            if not _read_all(follower, progress):
                 return False
-            # No journal may still have an episode that comes before one that is applied.
-            others = [p for p in follower.producers.values() if not (p.exhausted or p.problem)]
-            bounds = (p.episodes[-1].time if p.episodes else 0 for p in others)
-            follower.apply(min(bounds, default=None))
-            follower.tables.flush()
-            if progress is not None:
-                progress(sum(p.position for p in follower.producers.values()), total)
-        if follower.alive or not follower.retire():
-            return False
-        follower.close()
-        _put_in_place(scratch, folder)
+            shorter = _shorter(session, scratch)
+            if shorter is None:
+                _put_in_place(scratch, session)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    remove_journals(folder)
+        with contextlib.suppress(OSError, SessionError):
+            session.remove_folder(scratch_name)
+    if follower.is_damaged:
+        leftovers.keep_journals(session, journals, name)
+    elif shorter is None:
+        leftovers.remove_journals(session, journals, name)
+    if shorter is not None:
+        raise SessionError(f"{session.path} stays as it is: its journals have less, {shorter}")
     return True
 
 
-def _put_in_place(scratch: Path, folder: Path) -> None:
+def _read_all(follower: Follower, progress: Progress | None) -> bool:
+    """Apply all journals; returns False where a process may still write one."""
+    follower.discover()
+    if not follower.producers:
+        raise SessionError(
+            f"{follower.journals.path} has no journal in it to complete the tables from; they stay "
+            "as they are"
+        )
+    total = follower.size
+    while follower.read():
+        if any(producer.exhausted and producer.alive for producer in follower.ordered()):
+            return False
+        # No journal may still have an episode that comes before one that is applied.
+        others = [p for p in follower.producers.values() if not (p.exhausted or p.problem)]
+        bounds = (p.episodes[-1].time if p.episodes else 0 for p in others)
+        follower.apply(min(bounds, default=None))
+        follower.tables.flush()
+        if progress is not None:
+            progress(sum(p.position for p in follower.producers.values()), total)
+    if follower.alive or not follower.retire():
+        return False
+    follower.close()
+    return True
+
+
+def _shorter(session: Folder, scratch: Folder) -> str | None:
+    """Which table would lose whole rows, and how many it has; None where none would."""
+    for table in COLUMNS:
+        before, after = whole_rows(session, table), whole_rows(scratch, table)
+        if before > after and table != gpu_memory.TABLE:
+            return f"{after:,} of the {before:,} rows of {table}"
+    return None
+
+
+def _put_in_place(scratch: Folder, session: Folder) -> None:
     for table in COLUMNS:
         # The samples are in no journal: the collector that followed took them.
         if table == gpu_memory.TABLE:
-            cut_torn_row(folder / table)
-        elif not (scratch / table).exists():
-            (folder / table).unlink(missing_ok=True)
+            cut_torn_row(session, table)
+        elif not scratch.has(table):
+            session.remove(table)
     # metadata.json says that the tables are complete, so it comes last.
-    for path in sorted(scratch.iterdir(), key=lambda path: path.name == METADATA_FILE):
-        os.replace(path, folder / path.name)
+    for name in sorted(scratch.names(), key=lambda name: name == METADATA_FILE):
+        scratch.rename(name, name, session)

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
 from bisect import bisect_right
 from operator import attrgetter
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import NoReturn
 
-from profilemate.collector import gpu_memory, metadata, worker
+from profilemate.collector import gpu_memory, leftovers, metadata, worker
 from profilemate.collector.decode import Episode
 from profilemate.collector.gpu_memory import Sampler
 from profilemate.collector.producer import Producer
@@ -17,6 +18,8 @@ from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
 from profilemate.format import session
+from profilemate.format.errors import SessionError
+from profilemate.format.folder import Folder
 
 POLL_SEC = 0.1
 METADATA_SEC = 2.0
@@ -28,6 +31,9 @@ MERGE_NS = 400_000_000
 """Episodes of all producers are applied in the order of their times, so that the tables come out
 the same whenever they are made. One counts as written this long after its time."""
 
+FIRST_SEC = 60.0
+"""Who starts a collector has made a journal. Where none comes for so long, it was deleted."""
+
 _time = attrgetter("time")
 
 
@@ -35,24 +41,49 @@ class Follower:
     """The tables of one session, as far as its journals have been read.
 
     To finalize a session is to follow it when all producers are gone and nothing is sampled.
+
+    ``folder`` is the session's, and ``target`` that of the tables; where a path is given, the
+    follower opens it. ``journals`` is the folder of the journals, where it has another name.
     """
 
-    def __init__(self, folder: Path, target: Path, sampler: Sampler | None = None) -> None:
-        self.folder = folder
-        self.journals = folder / session.JOURNAL_FOLDER
+    def __init__(
+        self,
+        folder: Folder | Path,
+        target: Folder | Path,
+        sampler: Sampler | None = None,
+        journals: Folder | None = None,
+    ) -> None:
+        self._opened = contextlib.ExitStack()
+        self.folder = self._open(folder)
+        self.journals = journals or self._opened.enter_context(
+            self.folder.folder(session.JOURNAL_FOLDER)
+        )
         self.founding = session.read_founding(self.journals)
-        self.tables = Tables(target)
+        self.tables = Tables(self._open(target))
         self.totals = Totals()
         self.producers: dict[str, Producer] = {}
         self.lag_ns = 0
         self._sampler = sampler
         self._samples = self.tables.extend(gpu_memory.TABLE)
 
+    def _open(self, folder: Folder | Path) -> Folder:
+        if isinstance(folder, Folder):
+            return folder
+        return self._opened.enter_context(Folder.own(folder))
+
     def discover(self) -> None:
         """Find the journals that are new since the last call."""
-        for path in sorted(self.journals.glob("*.journal")):
-            if path.stem not in self.producers:
-                self.producers[path.stem] = Producer(path, self.founding, self.tables, self.totals)
+        for path in map(PurePath, self.journals.names()):
+            if path.suffix == ".journal" and path.stem not in self.producers:
+                # A process that comes too late takes its journal away again.
+                with contextlib.suppress(FileNotFoundError):
+                    self.producers[path.stem] = Producer(
+                        self.journals.path / path,
+                        self.founding,
+                        self.tables,
+                        self.totals,
+                        self.journals.fd,
+                    )
 
     def read(self) -> int:
         """Read what all producers wrote, up to a limit each; returns the bytes."""
@@ -113,6 +144,7 @@ class Follower:
             producer.close()
         self.write(ended=True)
         self.tables.close()
+        self._opened.close()
 
     def retire(self) -> bool:
         """Let no process join the session any more; returns False if one just has."""
@@ -125,6 +157,17 @@ class Follower:
         return False
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether some journal could not be read, or applied, to its end."""
+        return any(producer.problem is not None for producer in self.producers.values())
+
+    @property
+    def size(self) -> int:
+        """Bytes of all journals."""
+        names = [f"{name}.journal" for name in self.producers]
+        return sum(info.st_size for info in map(self.journals.stat, names) if info is not None)
+
+    @property
     def alive(self) -> bool:
         """Whether any producer may still write."""
         return any(producer.alive for producer in self.producers.values())
@@ -134,26 +177,33 @@ class Follower:
         return [self.producers[name] for name in sorted(self.producers)]
 
 
-def follow(folder: Path) -> None:
+def follow(folder: Folder, journals: Folder) -> None:
     """Follow the session to its end, and remove its journals when the tables are complete.
 
     Raises:
-        SessionError: the session cannot be read.
+        SessionError: the session cannot be read, its journals were deleted meanwhile, or not all
+            of them could be read.
         OSError: the tables cannot be written.
 
     """
-    founding = session.read_founding(folder / session.JOURNAL_FOLDER)
-    follower = Follower(folder, folder, Sampler(founding.origin_ns))
+    leftovers.clear(folder, locked=True)
+    founding = session.read_founding(journals)
+    follower = Follower(folder, folder, Sampler(founding.origin_ns), journals)
+    began = time.monotonic()
     next_metadata = 0.0
     while True:
         follower.discover()
         # Before reading: what a producer wrote before it ended is read below.
-        alive = follower.alive or not follower.producers
+        alive = follower.alive
+        if not follower.producers:
+            alive = time.monotonic() - began < FIRST_SEC
         read = follower.read()
         follower.sample()
         first = follower.apply(time.monotonic_ns() - MERGE_NS)
         if first is not None:
             follower.lag_ns = max(follower.lag_ns, time.monotonic_ns() - first)
+        if not folder.has_folder(session.JOURNAL_FOLDER):
+            _end_without_journals(follower)
         if time.monotonic() >= next_metadata:
             follower.write(ended=False)
             next_metadata = time.monotonic() + METADATA_SEC
@@ -161,13 +211,24 @@ def follow(folder: Path) -> None:
             break
         if read < BACKLOG_BYTES:
             time.sleep(POLL_SEC)
+    if not follower.producers:
+        return
     follower.close()
-    remove_journals(folder)
+    if follower.is_damaged:
+        leftovers.keep_journals(folder, journals, session.JOURNAL_FOLDER)
+        raise SessionError(f"not all journals could be read: {folder.path / session.KEPT_FOLDER}")
+    leftovers.remove_journals(folder, journals, session.JOURNAL_FOLDER)
 
 
-def remove_journals(folder: Path) -> None:
-    """Remove the journal folder, all of which is in the tables."""
-    journals = folder / session.JOURNAL_FOLDER
-    for path in journals.iterdir():
-        path.unlink(missing_ok=True)
-    os.rmdir(journals)
+def _end_without_journals(follower: Follower) -> NoReturn:
+    """The folder was deleted while vLLM runs: write what has come of it, and end.
+
+    Raises:
+        SessionError: always.
+
+    """
+    # The session's own folder may be gone as well.
+    with contextlib.suppress(OSError):
+        follower.apply()
+        follower.write(ended=False)
+    raise SessionError(f"{follower.journals.path} was deleted; the tables have what came before")

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from profilemate.format.folder import Folder
 from profilemate.format.session import METADATA_FILE
 
 TABLE = "gpu_memory.csv"
@@ -173,16 +174,16 @@ def interval_sec(workers: Sequence[Header]) -> float:
     return max(SHORTEST_SEC, asked) if asked > 0 and math.isfinite(asked) else 0.0
 
 
-def earlier_sampling(folder: Path) -> Sampling:
+def earlier_sampling(folder: Folder) -> Sampling:
     """How the sampling went, as the collector that followed this session noted in metadata.json."""
     try:
-        metadata = json.loads((folder / METADATA_FILE).read_bytes())
+        metadata = json.loads(folder.read(METADATA_FILE))
         known = [gpu for gpu in metadata["gpus"] if gpu["uuid"] and gpu["gpu"] is not None]
         indexes: dict[Name, int] = {gpu["uuid"]: gpu["gpu"] for gpu in known}
         problem = (metadata["gpu_memory"] or {}).get("problem")
     except (OSError, ValueError, LookupError, TypeError):
         indexes, problem = {}, None
-    if problem is None and not (folder / TABLE).exists():
+    if problem is None and not folder.has(TABLE):
         problem = "no collector followed the session, and only a collector takes samples"
     return Sampling(indexes, problem)
 

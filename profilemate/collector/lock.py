@@ -3,20 +3,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from pathlib import Path
+import time
 from types import TracebackType
 
 from profilemate.format import processes
-from profilemate.format.session import JOURNAL_FOLDER
+from profilemate.format.folder import Folder
+
+_FILE = "collector.lock"
+_HOLDER_FILE = "collector.pid"
+
+WRITING_SEC = 10.0
+"""Who made a holder's file has its number in it by then, or is dead."""
 
 
 class Lock:
     """The right to write a session's tables, held until the ``with`` block ends."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / JOURNAL_FOLDER / "collector.lock"
+    def __init__(self, journals: Folder) -> None:
+        self._journals = journals
         self._fd = -1
 
     def acquire(self) -> bool:
@@ -26,9 +33,8 @@ class Lock:
             OSError: the folder cannot be written.
 
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(self.path, flags, 0o600)
+            fd = self._journals.open(_FILE, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return False
         try:
@@ -44,18 +50,25 @@ class Lock:
 
     def _acquire_without_locks(self) -> bool:
         """On a file system without locks: who makes the file has it, for as long as it lives."""
-        path = self.path.with_suffix(".pid")
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = self._journals.open(_HOLDER_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
-            pid, _, start = path.read_text().partition(" ")
-            if not pid.isdigit() or processes.is_alive(int(pid), start):
+            if self._has_holder():
                 return False
-            path.unlink(missing_ok=True)
+            self._journals.remove(_HOLDER_FILE)
             return self._acquire_without_locks()
         os.write(fd, f"{os.getpid()} {processes.start_of(os.getpid())}".encode())
         self._fd = fd
         return True
+
+    def _has_holder(self) -> bool:
+        """Whether who made the holder's file lives, or may be about to write its number there."""
+        with contextlib.suppress(FileNotFoundError):
+            pid, _, start = self._journals.read(_HOLDER_FILE).decode().partition(" ")
+            if pid.isdigit():
+                return processes.is_alive(int(pid), start)
+        made = self._journals.stat(_HOLDER_FILE)
+        return made is not None and time.time() - made.st_mtime < WRITING_SEC
 
     def __enter__(self) -> Lock:
         return self

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from profilemate.collector import gpu_facts
@@ -17,7 +16,7 @@ from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
 from profilemate.format.events import prefix_lengths
-from profilemate.format.files import write_atomically
+from profilemate.format.folder import Folder
 from profilemate.format.session import METADATA_FILE, Founding
 
 FORMAT_VERSION = 1
@@ -25,7 +24,7 @@ SUMMARY_FILE = "kv_cache_summary.txt"
 
 
 def write(
-    folder: Path,
+    folder: Folder,
     founding: Founding,
     producers: Sequence[Producer],
     tables: Tables,
@@ -50,8 +49,8 @@ def write(
     """
     content = _metadata(founding, producers, tables, sampling, ended, lag_sec)
     if totals.total_blocks:
-        write_atomically(folder / SUMMARY_FILE, totals.summary().encode())
-    write_atomically(folder / METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n")
+        folder.write(SUMMARY_FILE, totals.summary().encode())
+    folder.write(METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def _metadata(

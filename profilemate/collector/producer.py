@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,14 @@ class Producer:
     says that the last call of ``read`` found nothing more.
     """
 
-    def __init__(self, path: Path, founding: Founding, tables: Tables, totals: Totals) -> None:
+    def __init__(
+        self,
+        path: Path,
+        founding: Founding,
+        tables: Tables,
+        totals: Totals,
+        dir_fd: int | None = None,
+    ) -> None:
         self.name = path.stem
         self.header: dict[str, Any] = {}
         self.status: dict[str, Any] = {}
@@ -38,8 +44,7 @@ class Producer:
         self.exhausted = False
         self.state: Engine | Worker | None = None
         self._last_time = 0
-        self._path = path
-        self._reader = JournalReader(path)
+        self._reader = JournalReader(path, dir_fd)
         self._founding = founding
         self._tables = tables
         self._totals = totals
@@ -85,7 +90,7 @@ class Producer:
         if self.ended_well:
             return False
         if not self.header:
-            return time.time() - self._path.stat().st_mtime < HEADER_SEC
+            return self._reader.age_sec < HEADER_SEC
         return processes.is_alive(int(self.header["pid"]), self.header.get("start", ""))
 
     def _take_header(self, header: dict[str, Any]) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
+
+from profilemate.format.folder import Folder
 
 COLUMNS = {
     "kv_cache_usage.csv": (
@@ -62,7 +63,7 @@ class Tables:
     with line ends between them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.bytes_written = 0
         self._rows: dict[str, list[str]] = {name: [] for name in COLUMNS}
@@ -99,8 +100,8 @@ class Tables:
     def _write(self, table: str, data: bytes) -> None:
         fd = self._fds.get(table)
         if fd is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = self._fds[table] = os.open(self.folder / table, flags, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            fd = self._fds[table] = self.folder.open(table, flags)
             header = COLUMNS[table]
             if header is not None:
                 data = header.encode() + b"\n" + data
@@ -132,14 +133,23 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
-def cut_torn_row(path: Path) -> None:
+def whole_rows(folder: Folder, table: str) -> int:
+    """How many rows of a table end in a line end; none where there is no such table."""
+    if not folder.has(table):
+        return 0
+    with open(folder.open(table, os.O_RDONLY), "rb") as file:
+        lines = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+    return max(0, lines - (COLUMNS[table] is not None))
+
+
+def cut_torn_row(folder: Folder, table: str) -> None:
     """Remove the last row of a CSV table if a full disk cut it short."""
-    if not path.exists():
+    if not folder.has(table):
         return
-    with path.open("r+b") as file:
+    with open(folder.open(table, os.O_RDWR), "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         begin = file.seek(max(0, size - LONGEST_ROW))
         size = begin + file.read().rfind(b"\n") + 1
         file.truncate(size)
     if not size:
-        path.unlink()
+        folder.remove(table)

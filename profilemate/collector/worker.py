@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import Episode, Shape
 from profilemate.collector.tables import COLUMNS, Tables
 from profilemate.format.events import Op
-from profilemate.format.files import write_atomically
+from profilemate.format.folder import Folder
 
 USAGE_TABLE = "cuda_graph_usage.csv"
 
@@ -205,12 +204,12 @@ class Worker:
         return f"{(time - self._origin) / 1e9:.6f}"
 
 
-def write_usage(folder: Path, workers: Iterable[Worker]) -> None:
+def write_usage(folder: Folder, workers: Iterable[Worker]) -> None:
     """Write cuda_graph_usage.csv anew, whole or not at all; no file where it would have no row."""
     rows = sorted(row for worker in workers for row in worker.usage())
     if rows:
         content = "\n".join([f"{COLUMNS[USAGE_TABLE]}", *(row for _, row in rows), ""])
-        write_atomically(folder / USAGE_TABLE, content.encode())
+        folder.write(USAGE_TABLE, content.encode())
 
 
 def _cells(values: Iterable[Any]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -33,8 +34,9 @@ def finalize(options: FinalizeOptions) -> int:
     """Complete the tables of a session that was cut off.
 
     If the collector was killed or never started, the events are still in the session's journal.
-    This command applies them to the tables. It leaves a complete session as it is. 'profilemate
-    summary' does the same by itself where it can.
+    This command applies them to the tables. It leaves a complete session as it is, and another
+    user's. Where not all of the journal could be read, it tries again. 'profilemate summary' does
+    the same by itself where it can.
 
     \b
     Examples:
@@ -47,13 +49,21 @@ def finalize(options: FinalizeOptions) -> int:
       2   the session is not complete: vLLM still runs, the record has gaps, or
           the session cannot be read
     """
-    from analysis.tables.find import JOURNAL, find_session
+    from analysis.tables.find import find_session, has_journal
+    from analysis.tables.owner import another
 
     session = find_session(options.session)
-    # Without a journal there is nothing to apply, and metadata.json says the rest.
-    if (session / JOURNAL).is_dir():
+    owner = another(session)
+    # The collector follows no link to a session's folder.
+    own = Path(os.path.realpath(session))
+    if not has_journal(session):
+        # There is nothing to apply, and metadata.json says the rest.
+        collector.clear(own)
+    elif owner is not None:
+        raise SessionError(f"{session} belongs to {owner}; run this as that user")
+    else:
         with bytes_bar("applying the journal") as shown:
-            collector.finalize(session, shown)
+            collector.finalize(own, shown)
     _refuse_gaps(session)
     show_line(f"{session} is complete")
     return 0

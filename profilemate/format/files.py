@@ -3,35 +3,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes, *, replace: bool = True) -> None:
+def write_atomically(
+    path: Path, content: bytes, *, replace: bool = True, dir_fd: int | None = None
+) -> None:
     """Write a file of mode 0600 that is there whole or not at all.
 
-    With ``replace=False`` a file that is already there stays as it is.
+    With ``replace=False`` a file that is already there stays as it is. A relative path counts from
+    the folder ``dir_fd``, where one is given.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(scratch, flags, 0o600)
+    fd = os.open(scratch, flags, 0o600, dir_fd=dir_fd)
     try:
         with open(fd, "wb") as file:
             file.write(content)
         if replace:
-            os.replace(scratch, path)
+            os.replace(scratch, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         else:
-            _rename_unless_there(scratch, path)
+            _rename_unless_there(scratch, path, dir_fd)
     finally:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(scratch, dir_fd=dir_fd)
 
 
-def _rename_unless_there(scratch: Path, path: Path) -> None:
+def _rename_unless_there(scratch: Path, path: Path, dir_fd: int | None) -> None:
     try:
-        os.link(scratch, path)
+        os.link(scratch, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except FileExistsError:
         pass
     except OSError:
         # No hard links on this file system: the last of two founders that race here wins.
-        if not path.exists():
-            os.replace(scratch, path)
+        try:
+            os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            os.replace(scratch, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)

@@ -9,8 +9,10 @@ killed loses at most the frame it was writing; the reader stops in front of such
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import struct
+import time
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -119,13 +121,21 @@ class JournalReader:
     """Reads whole frames of a journal that may still be growing.
 
     ``offset`` is the end of the last whole frame that was read. A tail that is torn or does not
-    match its checksum waits: a later ``read`` tries it again.
+    match its checksum waits: a later ``read`` tries it again. ``dir_fd`` is the open folder that it
+    lies in, where there is one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dir_fd: int | None = None) -> None:
         self.path = path
         self.offset = 0
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(path if dir_fd is None else path.name, flags, dir_fd=dir_fd)
+
+    @property
+    def age_sec(self) -> float:
+        """How long nothing has been written; infinite for a file that was removed."""
+        info = os.fstat(self._fd)
+        return time.time() - info.st_mtime if info.st_nlink else math.inf
 
     def read(self, limit: int = 1 << 18) -> list[tuple[Kind, bytes]]:
         """The frames that became whole since the last call, about ``limit`` bytes at most.

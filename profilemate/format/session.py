@@ -8,13 +8,14 @@ process has gone, and a process that starts later opens a session of its own.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from profilemate.format.errors import SessionError
+from profilemate.format.folder import Folder
 
 JOURNAL_FOLDER = "journal"
+KEPT_FOLDER = "journal-kept"
+"""The journal folder's name once the session has ended, where not all of it could be read."""
 FOUNDING_FILE = "session.json"
 CLOSED_FILE = "closed.json"
 """The founding file's name from the moment that no process may join any more."""
@@ -36,28 +37,28 @@ class Founding:
     argv: list[str]
 
 
-def read_founding(journals: Path) -> Founding:
+def read_founding(journals: Folder) -> Founding:
     """Read what the session's first process settled.
 
     Raises:
         SessionError: the file is missing or damaged.
 
     """
-    closed = journals / CLOSED_FILE
-    path = closed if closed.exists() else journals / FOUNDING_FILE
+    name = CLOSED_FILE if journals.has(CLOSED_FILE) else FOUNDING_FILE
     try:
-        founding = json.loads(path.read_bytes())
+        founding = json.loads(journals.read(name))
         return Founding(**{**founding, "key": bytes.fromhex(founding["key"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SessionError(f"{path} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SessionError(f"{journals.path / name} cannot be read: {reason}") from None
 
 
-def close_to_newcomers(journals: Path) -> None:
+def close_to_newcomers(journals: Folder) -> None:
     """Close the session: a process that starts later opens one of its own."""
-    if not (journals / CLOSED_FILE).exists():
-        os.rename(journals / FOUNDING_FILE, journals / CLOSED_FILE)
+    if not journals.has(CLOSED_FILE):
+        journals.rename(FOUNDING_FILE, CLOSED_FILE)
 
 
-def reopen(journals: Path) -> None:
+def reopen(journals: Folder) -> None:
     """Undo ``close_to_newcomers``, for a process that came just before it."""
-    os.rename(journals / CLOSED_FILE, journals / FOUNDING_FILE)
+    journals.rename(CLOSED_FILE, FOUNDING_FILE)

@@ -8,11 +8,11 @@ same rank, or one that starts after the session was closed, opens a new session 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import re
-import stat
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from profilemate.config import SESSION
 from profilemate.format.errors import SessionError
-from profilemate.format.files import write_atomically
+from profilemate.format.folder import Folder
 from profilemate.format.session import (
     CLOSED_FILE,
     FOUNDING_FILE,
@@ -31,6 +31,9 @@ from profilemate.format.session import (
 )
 from profilemate.record.command_line import root_argv
 from profilemate.record.redact import redact
+
+LONGEST_NAME = 200
+"""Bytes of a session's name: file systems take 255, and a number may come behind it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ def ensure_name(environ: MutableMapping[str, str]) -> str:
 
 def is_name(text: str) -> bool:
     """Whether this is a session's name, which no path out of the folder of sessions is."""
+    if len(text.encode("utf-8", "surrogateescape")) > LONGEST_NAME:
+        return False
     return re.fullmatch(r"session_[\w.-]+", text) is not None
 
 
@@ -70,11 +75,12 @@ def claim(base: Path, name: str, producer: str) -> Place:
     """
     try:
         make_base(base)
-        for number in range(1, 1000):
-            attempt = name if number == 1 else f"{name}_{number}"
-            place = _claim_in(base / attempt, attempt, producer)
-            if place is not None:
-                return place
+        with Folder.anyones(base) as sessions:
+            for number in range(1, 1000):
+                attempt = name if number == 1 else f"{name}_{number}"
+                place = _claim_in(sessions, attempt, producer)
+                if place is not None:
+                    return place
     except OSError as error:
         reason = error.strerror or str(error)
         raise SessionError(
@@ -90,7 +96,7 @@ def make_base(base: Path) -> None:
         OSError, SessionError: it cannot be made, or is another user's.
 
     """
-    base.parent.mkdir(parents=True, exist_ok=True)
+    _make_parents(base.parent)
     try:
         base.mkdir(mode=0o700)
     except FileExistsError:
@@ -101,43 +107,65 @@ def make_base(base: Path) -> None:
                 ) from None
 
 
-def _claim_in(directory: Path, session_id: str, producer: str) -> Place | None:
-    """The place in this very directory, or None where it is taken or closed."""
-    journals = directory / JOURNAL_FOLDER
+def _make_parents(folder: Path) -> None:
+    """Make the folders that lead there. Whatever the umask, nobody else may write to them."""
+    if not folder.exists():
+        _make_parents(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o755)
+
+
+def _claim_in(sessions: Folder, session_id: str, producer: str) -> Place | None:
+    """The place in this very session, or None where it is taken or closed."""
+    is_new = _make(sessions, session_id)
+    with sessions.folder(session_id) as session:
+        if is_new:
+            session.make_folder(JOURNAL_FOLDER)
+        for _ in range(200):
+            if session.has(JOURNAL_FOLDER) or session.has(METADATA_FILE):
+                break
+            time.sleep(0.01)
+        try:
+            journals = session.folder(JOURNAL_FOLDER)
+        except FileNotFoundError:
+            return None
+        with journals:
+            return _join(session, journals, session_id, producer)
+
+
+def _make(sessions: Folder, session_id: str) -> bool:
+    """Make the session's folder; returns False where it is there already."""
     try:
-        directory.mkdir(mode=0o700)
-        journals.mkdir(mode=0o700)
+        sessions.make_folder(session_id)
     except FileExistsError:
-        info = os.lstat(directory)
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-            raise SessionError(f"{directory} is not a folder of yours") from None
-    for _ in range(200):
-        if journals.is_dir() or (directory / METADATA_FILE).exists():
-            break
-        time.sleep(0.01)
+        return False
+    return True
+
+
+def _join(session: Folder, journals: Folder, session_id: str, producer: str) -> Place | None:
+    """Make the producer's journal, or None where there is one or the session is closed."""
     founding = _found(journals, session_id)
     if founding is None or founding.host != platform.node():
         return None
-    path = journals / f"{producer}.journal"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    name = f"{producer}.journal"
     try:
-        fd = os.open(path, flags, 0o600)
+        fd = journals.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
     except (FileExistsError, FileNotFoundError):
         return None
-    if not (journals / FOUNDING_FILE).exists():
+    is_closed = journals.has(CLOSED_FILE) or not journals.has(FOUNDING_FILE)
+    if is_closed or not session.holds(journals, JOURNAL_FOLDER):
         # The collector closed the session in this very moment and may not have seen us.
-        path.unlink(missing_ok=True)
+        journals.remove(name)
         os.close(fd)
         return None
-    return Place(directory, path, fd, founding)
+    return Place(session.path, journals.path / name, fd, founding)
 
 
-def _found(journals: Path, session_id: str) -> Founding | None:
+def _found(journals: Folder, session_id: str) -> Founding | None:
     """The session's founding, made if there is none; None where the session is closed."""
-    path = journals / FOUNDING_FILE
-    if not journals.is_dir() or (journals / CLOSED_FILE).exists():
+    if journals.has(CLOSED_FILE):
         return None
-    if not path.exists():
+    if not journals.has(FOUNDING_FILE):
         founding = {
             "session_id": session_id,
             "host": platform.node(),
@@ -146,5 +174,9 @@ def _found(journals: Path, session_id: str) -> Founding | None:
             "key": os.urandom(32).hex(),
             "argv": redact(root_argv(session_id)),
         }
-        write_atomically(path, json.dumps(founding).encode(), replace=False)
+        try:
+            journals.write(FOUNDING_FILE, json.dumps(founding).encode(), replace=False)
+        except FileNotFoundError:
+            # The session was completed in this very moment.
+            return None
     return read_founding(journals)

@@ -17,6 +17,9 @@ from profilemate.collector.lock import Lock
 from profilemate.config import SESSION
 from profilemate.format import processes
 from profilemate.format.errors import SessionError
+from profilemate.format.folder import Folder
+from profilemate.format.session import Founding
+from profilemate.record import claim as claiming
 from profilemate.record.claim import claim, ensure_name, is_name
 from profilemate.record.redact import redact
 from tests.kv.children import Child, Say, said
@@ -137,12 +140,81 @@ def test_producers_that_race_agree(tmp_path: Path) -> None:
     assert len(list((tmp_path / NAME / "journal").glob("*.journal"))) == 8
 
 
-def test_a_session_name_stays_in_its_folder() -> None:
-    assert not is_name("session_../../etc")
-    assert not is_name("../session_1")
-    assert not is_name("")
-    environ = {SESSION: "session_a/b"}
-    assert is_name(ensure_name(environ))
+def test_nobody_else_may_write_above_it(tmp_path: Path) -> None:
+    """The folders that lead to the sessions are made, too, and no umask opens them."""
+    before = os.umask(0)
+    try:
+        os.close(claim(tmp_path / "a" / "b" / "sessions", NAME, "engine0").fd)
+    finally:
+        os.umask(before)
+    modes = [folder.stat().st_mode & 0o777 for folder in (tmp_path / "a").rglob("*")]
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o755
+    assert modes
+    assert not any(mode & 0o022 for mode in modes)
+
+
+@pytest.mark.parametrize("joining", ["has read its founding", "is about to read it"])
+@pytest.mark.parametrize("moment", ["closed", "removed", "removed in part"])
+def test_a_session_that_is_closed_in_this_very_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, joining: str
+) -> None:
+    """Between two steps of a process that joins: that one opens its own session, and leaves
+    nothing behind."""
+    os.close(claim(tmp_path, NAME, "engine0").fd)
+    journals, done = tmp_path / NAME / "journal", tmp_path / "done"
+    look = claiming._found
+
+    def found(folder: Folder, session_id: str) -> Founding | None:
+        founding = look(folder, session_id)
+        if session_id != NAME:
+            return founding
+        (journals / "session.json").rename(journals / "closed.json")
+        if moment != "closed":
+            journals.rename(done)
+        if moment == "removed in part":
+            (done / "closed.json").unlink()
+        return founding if joining == "has read its founding" else look(folder, session_id)
+
+    monkeypatch.setattr(claiming, "_found", found)
+    place = claim(tmp_path, NAME, "engine1")
+    os.close(place.fd)
+    assert place.directory.name == f"{NAME}_2"
+    assert not [*tmp_path.glob(f"{NAME}/*/engine1.journal"), *done.glob("engine1.journal")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "../session_1",
+        "session_../../etc",
+        "session_a/b",
+        "session_a\\b\n",
+        "session_a\x01",
+        "session_\udcff",
+        "session_" + "x" * 300,
+        "session_" + "\u00e4" * 120,
+    ],
+)
+def test_a_name_that_is_none_is_replaced(tmp_path: Path, name: str) -> None:
+    """Whatever the environment says, the session lies in the folder of sessions."""
+    assert not is_name(name)
+    environ = {SESSION: name}
+    made = ensure_name(environ)
+    assert is_name(made)
+    assert environ[SESSION] == made
+    place = claim(tmp_path, made, "engine0")
+    os.close(place.fd)
+    assert place.directory.parent == tmp_path
+
+
+def test_the_longest_name_has_room_for_a_number(tmp_path: Path) -> None:
+    name = "session_" + "x" * 192
+    assert is_name(name)
+    for number in range(2):
+        place = claim(tmp_path, name, "engine0")
+        os.close(place.fd)
+        assert place.directory.name == (name if number == 0 else f"{name}_2")
 
 
 @pytest.mark.parametrize(
@@ -182,13 +254,13 @@ def test_the_founding_holds_no_secret(
 
 
 def test_one_collector_at_a_time(tmp_path: Path) -> None:
-    (tmp_path / "journal").mkdir()
-    with Lock(tmp_path) as first:
-        assert first.acquire()
-        with Lock(tmp_path) as second:
-            assert not second.acquire()
-    with Lock(tmp_path) as third:
-        assert third.acquire()
+    with Folder.own(tmp_path) as journals:
+        with Lock(journals) as first:
+            assert first.acquire()
+            with Lock(journals) as second:
+                assert not second.acquire()
+        with Lock(journals) as third:
+            assert third.acquire()
 
 
 def test_one_collector_at_a_time_without_file_locks(
@@ -200,20 +272,31 @@ def test_one_collector_at_a_time_without_file_locks(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    (tmp_path / "journal").mkdir()
 
     def collect(say: Say) -> None:
-        lock = Lock(tmp_path)
+        lock = Lock(Folder.own(tmp_path))
         say(lock.acquire())
         time.sleep(600)
 
     child = Child(collect)
     assert child.next()
-    with Lock(tmp_path) as second:
+    with Folder.own(tmp_path) as journals, Lock(journals) as second:
         assert not second.acquire()
         child.kill()
         child.end()
         assert second.acquire()
+
+
+def test_a_holder_that_was_killed_before_it_wrote_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lock, "acquire", Lock._acquire_without_locks)
+    file = tmp_path / "collector.pid"
+    file.touch()
+    with Folder.own(tmp_path) as journals, Lock(journals) as lock:
+        assert not lock.acquire()
+        os.utime(file, (0, 0))
+        assert lock.acquire()
 
 
 def test_a_later_process_with_the_same_number_is_another() -> None:

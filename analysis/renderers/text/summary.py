@@ -87,6 +87,8 @@ def _header(about: About) -> Iterator[Line]:
     yield ((about.directory, "label"),)
     if about.state != "complete":
         yield from wrapped(f"{unfinished(about.state)}: ", about.note or "", "warning", "")
+    elif about.note:
+        yield from wrapped("Note: ", about.note, "warning", "")
     if about.begin_sec:
         left_out = f"the first {duration(about.begin_sec)} of {duration(about.duration_sec)}"
         yield from wrapped("Warm-up left out: ", left_out, "warning", "")

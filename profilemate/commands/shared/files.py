@@ -72,14 +72,15 @@ def _reason_against(path: Path, target: Path) -> str | None:
 
 def _is_record(target: Path) -> bool:
     """Whether the file is, or would be, one of a session's own."""
-    from analysis.tables.find import JOURNAL, METADATA, is_session
+    from analysis.tables.find import JOURNAL, KEPT_JOURNAL, METADATA, is_session
     from analysis.tables.schema import TABLES
     from profilemate.collector.metadata import SUMMARY_FILE
 
     folder = target.parent
-    if folder.name == JOURNAL:
+    if folder.name in (JOURNAL, KEPT_JOURNAL):
         return any((folder / file).exists() for file in (FOUNDING_FILE, CLOSED_FILE))
-    records = {METADATA, SUMMARY_FILE, JOURNAL, *(table.file for table in TABLES.values())}
+    tables = {table.file for table in TABLES.values()}
+    records = {METADATA, SUMMARY_FILE, JOURNAL, KEPT_JOURNAL} | tables
     return target.name in records and is_session(folder)
 
 

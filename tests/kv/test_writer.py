@@ -16,7 +16,7 @@ import pytest
 
 from profilemate.collector.decode import Shape, episodes
 from profilemate.format.events import Op
-from profilemate.format.journal import JournalReader, Kind
+from profilemate.format.journal import Frame, JournalReader, Kind
 from profilemate.record import encode, recorder, writer
 from profilemate.record.recorder import Recorder
 from profilemate.record.writer import Writer
@@ -67,12 +67,12 @@ def frames_of(path: Path) -> list[list[int]]:
             for episode in episodes(payload, Shape(1, 1), lambda _: [])
             for event in episode.events
         ]
-        for kind, payload in read(path)
+        for kind, payload, _ in read(path)
         if kind is Kind.EVENTS
     ]
 
 
-def read(path: Path) -> list[tuple[Kind, bytes]]:
+def read(path: Path) -> list[Frame]:
     """The frames of a journal."""
     reader = JournalReader(path)
     frames = []

@@ -22,4 +22,6 @@ class Attack:
     minutes: float
 
 
-CATALOGUE: tuple[Attack, ...] = ()
+CATALOGUE: tuple[Attack, ...] = (
+    Attack("journals", "journals damaged and forged in every way", 300_000, 40),
+)

@@ -158,7 +158,7 @@ def _object(payload: bytes) -> dict[str, Any]:
         raise DecodeError("it has no JSON object")
     if _is_deep(found, _MAX_DEPTH):
         raise DecodeError(f"its JSON is nested more than {_MAX_DEPTH} deep")
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _finite(text: str) -> float:

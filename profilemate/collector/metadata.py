@@ -132,7 +132,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
         hook
         for hook in header.get("hooks", [])
         # A process need not have imported every module.
-        if not hook.get("attached") and "has not been imported" not in hook.get("reason", "")
+        if not hook.get("attached") and "has not been imported" not in (hook.get("reason") or "")
     ]
     return {
         "pid": header.get("pid"),

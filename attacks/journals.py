@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,6 @@ EXPLAINED = 8
 """So many faults are printed."""
 
 PROGRESS_SEC = 20
-
-CUTS = {"cut", "lose_frames"}
-"""Ways that may leave a beginning of the journal, as a kill does."""
 
 Tables = dict[str, bytes]
 
@@ -93,7 +91,7 @@ def attack(samples: list[Sample], count: int, seed: int, folder: Path) -> list[F
         before = time.monotonic()
         outcome = complete(each.sample, {**each.sample.journals, name: data}, folder)
         slowest = max(slowest, time.monotonic() - before)
-        fault = judge(each, name, ways, outcome)
+        fault = judge(each, name, data, ways, outcome)
         counts["complete"] += bool(outcome.metadata.get("complete"))
         counts["refused"] += outcome.error.startswith("SessionError")
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > HUGE_BYTES:
@@ -157,7 +155,7 @@ def complete(sample: Sample, journals: dict[str, bytes], folder: Path) -> Outcom
 
 
 def judge(
-    known: Known, journal: str, ways: list[str], outcome: Outcome
+    known: Known, journal: str, data: bytes, ways: list[str], outcome: Outcome
 ) -> tuple[str, str] | None:
     """The kind of fault that this is, and what it is; None: all is as it should be."""
     if outcome.error == "hang":
@@ -173,10 +171,19 @@ def judge(
     # Where frames are forged, other numbers that could have been are there without a word.
     if is_forged or not outcome.metadata["complete"] or outcome.tables == known.tables:
         return None
-    beginnings = known.beginnings[journal]
-    if outcome.tables in (beginnings if CUTS.intersection(ways) else beginnings[-1:]):
+    if any(outcome.tables == tables for tables in _torn(known, journal, data)):
         return None
     return "silent", _difference(outcome.tables, known.tables)
+
+
+def _torn(known: Known, journal: str, data: bytes) -> Iterator[Tables]:
+    """The tables that this journal may make without a word: behind a beginning of the whole one it
+    has less than the frame that was there, as a kill leaves it."""
+    whole = known.sample.journals[journal]
+    bounds = [0, *(end for _, end in frames_of(whole))]
+    for (begin, end), tables in zip(pairwise(bounds), known.beginnings[journal], strict=True):
+        if data.startswith(whole[:begin]) and len(data) < end:
+            yield tables
 
 
 def what_cannot_be(tables: Tables) -> str:

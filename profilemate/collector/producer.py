@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from profilemate.collector.decode import GAP, DecodeError, Episode, ImpossibleError, episodes, span
+from profilemate.collector.chain import Chain
+from profilemate.collector.decode import GAP, DecodeError, Episode, ImpossibleError, episodes
 from profilemate.collector.engine import Engine
 from profilemate.collector.header import Header, read_header, read_status
 from profilemate.collector.tables import Tables
@@ -47,7 +48,7 @@ class Producer:
         self._is_given_up = False
         self._known: Header | None = None
         self._last_time = founding.origin_ns
-        self._chain = _Chain()
+        self._chain = Chain(None)
         self._damage_seen = 0
         self._events_at = -1
         self._path = path
@@ -128,12 +129,13 @@ class Producer:
             self._is_given_up = True
             self._has_problem(str(error))
             return []
-        for damage in self._reader.damage[self._damage_seen :]:
-            self._has_problem(
-                f"{damage.length:,} bytes of its journal at byte {damage.offset:,} are damaged"
-                if damage.length
-                else f"its journal was cut at byte {damage.offset:,} while it was read"
-            )
+        for offset, length in self._reader.damage[self._damage_seen :]:
+            if not length:
+                self._has_problem(f"its journal was cut at byte {offset:,} while it was read")
+            elif not offset and not frames:
+                self._has_problem(f"{self._path.name} is not a profilemate journal")
+            else:
+                self._has_problem(f"{length:,} bytes of its journal at byte {offset:,} are damaged")
         self._damage_seen = len(self._reader.damage)
         return frames
 
@@ -166,7 +168,7 @@ class Producer:
         if self.name != f"{header.role}{header.rank}":
             raise DecodeError(f"header: of {header.role} {header.rank}")
         self._known, self.header = header, header.facts
-        self._chain.last = header.since
+        self._chain = Chain(header.since)
         origin, key = self._founding.origin_ns, self._founding.key
         if header.role == "worker":
             self.state = Worker(header, origin, key, self._tables)
@@ -178,16 +180,21 @@ class Producer:
         if self.state is None:
             self._has_problem("its header cannot be read, and without it no events")
             return
-        origin = self._founding.origin_ns
         try:
-            order = self._chain.follow(*span(frame.payload))
-            if order < 0:
-                self._has_problem(f"events are there twice, or too late, at byte {frame.offset:,}")
-                return
-            if order > 0:
-                self._has_problem(f"events are missing before byte {frame.offset:,}")
-                self._miss_events(f"its journal lacks some before byte {frame.offset:,}")
-            read = episodes(frame.payload, self.state.shape, self.state.content_ids, origin)
+            links, follows = self._chain.add(frame)
+        except DecodeError as error:
+            self._miss_events(str(error))
+            raise
+        if not follows:
+            self._has_problem(f"the events at byte {frame.offset:,} do not follow those before")
+        for link in links:
+            if link.is_apart:
+                self._miss_events(f"events are missing before byte {link.frame.offset:,}")
+            self._take_episodes(link.frame.payload, self.state)
+
+    def _take_episodes(self, payload: bytes, state: Engine | Worker) -> None:
+        try:
+            read = episodes(payload, state.shape, state.content_ids, self._founding.origin_ns)
         except DecodeError as error:
             self._miss_events(str(error))
             raise
@@ -226,24 +233,6 @@ class Producer:
             self._problems.append(problem)
         else:
             self._more_problems += 1
-
-
-class _Chain:
-    """Each events frame names the time of the last event before it. ``last`` is that time, as the
-    next frame should have it; None where no frame says."""
-
-    def __init__(self) -> None:
-        self.last: int | None = None
-        self._since = -1
-
-    def follow(self, since: int, last: int) -> int:
-        """Go on to the next frame. Returns 0 if it is that one, 1 if others are missing before it,
-        and -1 if it is one of those that came before: then it is not gone on to."""
-        order = int(self.last is not None and since != self.last)
-        if since != self.last and since <= self._since:
-            return -1
-        self._since, self.last = since, last
-        return order
 
 
 def _named(error: Exception) -> str:

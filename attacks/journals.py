@@ -24,7 +24,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,9 @@ def attack(samples: list[Sample], count: int, seed: int, folder: Path) -> list[F
         if time.monotonic() > next_report:
             next_report = time.monotonic() + PROGRESS_SEC
             rate = counts["tried"] / (time.monotonic() - began)
-            print(f"{counts['tried']:,} of {count:,}, {rate:.0f} a second, {dict(counts)}", flush=True)
+            print(
+                f"{counts['tried']:,} of {count:,}, {rate:.0f} a second, {dict(counts)}", flush=True
+            )
     return [
         Figure("damaged sessions", counts["tried"]),
         Figure("of them complete, and what they were", counts["complete"]),
@@ -178,10 +179,10 @@ def judge(
 
 def _torn(known: Known, journal: str, data: bytes) -> Iterator[Tables]:
     """The tables that this journal may make without a word: behind a beginning of the whole one it
-    has less than the frame that was there, as a kill leaves it."""
+    has less than two frames, as the end of a longer frame may be."""
     whole = known.sample.journals[journal]
-    bounds = [0, *(end for _, end in frames_of(whole))]
-    for (begin, end), tables in zip(pairwise(bounds), known.beginnings[journal], strict=True):
+    bounds = [0, *(end for _, end in frames_of(whole)), len(whole) + 1]
+    for begin, end, tables in zip(bounds, bounds[2:], known.beginnings[journal], strict=True):
         if data.startswith(whole[:begin]) and len(data) < end:
             yield tables
 
@@ -195,7 +196,7 @@ def what_cannot_be(tables: Tables) -> str:
             text = io.StringIO(data.decode(), newline="")
             rows = list(csv.DictReader(text, strict=True))
         for row in rows:
-            if None in row or None in row.values() and COLUMNS[name] is not None:
+            if None in row or (None in row.values() and COLUMNS[name] is not None):
                 return f"{name}: cells are missing in {row}"
             wrong = _CHECKS[name](row)
             if wrong:
@@ -232,7 +233,9 @@ def _request(row: dict[str, Any]) -> str:
 
 
 def _timed(row: dict[str, str]) -> str:
-    least = min(float(cell) for name, cell in row.items() if name.endswith(("_sec", "_us")) and cell)
+    least = min(
+        float(cell) for name, cell in row.items() if name.endswith(("_sec", "_us")) and cell
+    )
     return "" if least >= 0 else "a negative time"
 
 

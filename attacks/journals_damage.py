@@ -150,8 +150,9 @@ def take_frame_of_another(journal: Journal, chance: random.Random) -> bytes:
 
 
 def end_as_another(journal: Journal, chance: random.Random) -> bytes:
+    # A journal with another's header is that other one.
     frames, others = _split(journal.data), _split(chance.choice(journal.others))
-    begin = chance.randrange(len(frames))
+    begin = chance.randrange(2, max(3, len(frames)))
     return b"".join(frames[:begin] + others[begin:])
 
 

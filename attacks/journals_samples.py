@@ -72,29 +72,41 @@ def _record_engine(folder: Path, *, groups: str, killed: bool) -> None:
     model = folder / "model"
     model.mkdir()
     write_model(model)
-    clock = Clock()
+
+    class TickingClock(Clock):
+        """No two calls get the same time, and no two samples, as on a real clock."""
+
+        def __call__(self) -> int:
+            self.now += 1
+            return self.now
+
+    clock = TickingClock()
+    clock.tick(sum(folder.name.encode()))
     setting = Setting(blocks=24, groups=groups, max_num_seqs=5, max_num_batched_tokens=96)
     name = found(folder, clock)
-    with pytest.MonkeyPatch.context() as patch, Oracle().watching() as oracle:
-        with hooks_only(folder, clock, name=name, thread=False):
-            if groups == "window":
-                patch.setenv("VLLM_PROFILING", "0")
-                made = scheduler_for(model, setting)
-                managers = made.kv_cache_manager.coordinator.single_type_managers
-                managers[1].block_pool = BlockPool(30, True, setting.block_size)
-                managers[1]._null_block = managers[1].block_pool.null_block
-                patch.setenv("VLLM_PROFILING", "1")
-                watch.watch(made)
-            else:
-                scheduler.attach(module)
-                made = scheduler_for(model, setting)
-            driver = Driver(made, oracle, clock, setting)
-            for operation in _operations(has_window=groups == "window"):
-                driver.do(operation)
-            if killed:
-                for known in recorder._living():
-                    known.flush()
-                    known.forget()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Oracle().watching() as oracle,
+        hooks_only(folder, clock, name=name, thread=False),
+    ):
+        if groups == "window":
+            patch.setenv("VLLM_PROFILING", "0")
+            made = scheduler_for(model, setting)
+            managers = made.kv_cache_manager.coordinator.single_type_managers
+            managers[1].block_pool = BlockPool(30, True, setting.block_size)
+            managers[1]._null_block = managers[1].block_pool.null_block
+            patch.setenv("VLLM_PROFILING", "1")
+            watch.watch(made)
+        else:
+            scheduler.attach(module)
+            made = scheduler_for(model, setting)
+        driver = Driver(made, oracle, clock, setting)
+        for operation in _operations(has_window=groups == "window"):
+            driver.do(operation)
+        if killed:
+            for known in recorder._living():
+                known.flush()
+                known.forget()
 
 
 def _operations(*, has_window: bool) -> list[Any]:

@@ -86,7 +86,8 @@ class BlockRows:
         for life, copies_left, blocks, contents in losses:
             allocated, accessed, freed, reuses, owner, group, origin = life
             lifetime, idle = time - allocated, time - accessed
-            if not allocated <= accessed <= (time if freed is None else freed) <= time:
+            let_go = time if freed is None else freed
+            if not self._origin <= allocated <= accessed <= let_go <= time:
                 raise ImpossibleError(f"block {blocks[0]:,} lost its content before it had it")
             lived = f"{lifetime / 1e9:.6f}"
             idled = lived if idle == lifetime else f"{idle / 1e9:.6f}"

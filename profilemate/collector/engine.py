@@ -289,6 +289,8 @@ class Engine:
             self._forget(number)
             return
         request = self._requests[number]
+        if request.freed_blocks is not None:
+            raise ImpossibleError(f"request {number:,} ended twice")
         if time < request.arrived:
             raise ImpossibleError(f"request {number:,} ended before it came")
         if prompt + output > self._max_tokens:
@@ -370,6 +372,8 @@ class Engine:
             free = free_counts[number]
             if free > pool.total:
                 raise ImpossibleError(f"{free:,} of {pool.total:,} blocks are free")
+            if min(pool.num_held, pool.num_cached, pool.num_free) < 0:
+                raise ImpossibleError(f"more than {pool.total:,} blocks are held or cached")
             if free != pool.total - pool.num_held:
                 self.mismatches += 1
             self._rows.usage(when, number, pool, free, running, waiting)

@@ -253,6 +253,11 @@ class JournalReader:
         there = self.unread - _FRAME.size
         if not (0 < kind <= _MAX_KIND and there < length <= MAX_PAYLOAD):
             return False
+        if kind in (Kind.HEADER, Kind.STATUS, Kind.END):
+            # JSON has no NUL, and what follows it has.
+            text = os.pread(self._fd, _WINDOW_BYTES, self.offset + _FRAME.size)
+            if b"\0" in text:
+                return False
         # If all of the payload is there, its length is what was damaged.
         whole: bool = self._checksum_at(self.offset + _FRAME.size, there, kind) == checksum
         return not whole

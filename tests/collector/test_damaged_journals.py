@@ -167,7 +167,9 @@ def test_last_frame_of_a_killed_process(tmp_path: Path) -> None:
     data = journal.path.read_bytes()
     size = len(frames(data)[-1])
     tables = completed(journal, flipped(data, len(data) - 1))
-    assert f"{size} bytes of its journal at byte {len(data) - size:,} are damaged" in problem(tables)
+    assert f"{size} bytes of its journal at byte {len(data) - size:,} are damaged" in problem(
+        tables
+    )
 
 
 def test_length_of_the_last_frame(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,9 +98,9 @@ def session_with(recording: Recording, journal: bytes) -> Iterator[Path]:
         yield copy_of(recording.session, Path(folder) / "session", journal)
 
 
-@pytest.fixture(scope="module")
-def gone() -> Iterator[None]:
-    """The process that recorded is this one; as if it were gone."""
+@contextmanager
+def writer_gone() -> Iterator[None]:
+    """The process that recorded is this one. As if it were gone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "is_alive", lambda pid, start: False)
         patch.setattr(producer, "HEADER_SEC", 0.0)
@@ -139,19 +138,17 @@ def test_a_cut_journal_makes_a_prefix(recording: Recording, data: st.DataObject)
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_damaged_bit_is_a_problem(
-    recording: Recording, gone: None, data: st.DataObject
-) -> None:
+def test_a_damaged_bit_is_a_problem(recording: Recording, data: st.DataObject) -> None:
     """What was written before it is there, and what came after it only where that is sound."""
     at = data.draw(st.integers(len(MAGIC), len(recording.journal) - 1))
     damaged = bytearray(recording.journal)
     damaged[at] ^= 1 << data.draw(st.integers(0, 7))
-    with session_with(recording, bytes(damaged)) as session:
+    with writer_gone(), session_with(recording, bytes(damaged)) as session:
         tables = make_tables(session, session / "tables")
-    (process,) = tables.metadata["processes"]
-    assert process["problem"]
-    assert not tables.metadata["complete"]
-    found = tables.bytes_of()
+        (process,) = tables.metadata["processes"]
+        assert process["problem"]
+        assert not tables.metadata["complete"]
+        found = tables.bytes_of()
     for table in TABLES:
         whole, part = recording.tables[table], found.get(table, b"")
         assert part.count(b"\n") <= whole.count(b"\n")
@@ -241,12 +238,12 @@ def test_a_journal_that_goes_on_is_not_finalized(
     assert Tables(session).metadata["complete"]
 
 
-def test_a_journal_with_bytes_before_it(recording: Recording, gone: None) -> None:
+def test_a_journal_with_bytes_before_it(recording: Recording) -> None:
     """All of it can be read all the same."""
-    with session_with(recording, b"PK" + recording.journal) as session:
+    with writer_gone(), session_with(recording, b"PK" + recording.journal) as session:
         tables = make_tables(session, session / "tables")
-    assert tables.bytes_of() == recording.tables
-    assert not tables.metadata["complete"]
+        assert tables.bytes_of() == recording.tables
+        assert not tables.metadata["complete"]
 
 
 def test_a_session_without_its_founding_is_named(recording: Recording) -> None:

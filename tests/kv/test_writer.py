@@ -56,7 +56,7 @@ def keep_step(into: Recorder, number: int) -> None:
 def contents(path: Path) -> tuple[list[int], list[Kind]]:
     """The numbers of the steps in a journal, and the kinds of its frames."""
     numbers = [number for frame in frames_of(path) for number in frame]
-    return numbers, [kind for kind, _ in read(path)]
+    return numbers, [kind for kind, _, _ in read(path)]
 
 
 def frames_of(path: Path) -> list[list[int]]:

@@ -57,6 +57,21 @@ def _two_pools(folder: Path) -> None:
     _record_engine(folder, groups="window", killed=False)
 
 
+class _Clock:
+    """Stands in for ``time.monotonic_ns``. No two calls get the same time, as on a real clock."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000_000_000
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+    def tick(self, microseconds: int = 1_000) -> None:
+        """Let time pass."""
+        self.now += microseconds * 1_000
+
+
 def _record_engine(folder: Path, *, groups: str, killed: bool) -> None:
     import pytest
     import vllm.v1.core.sched.scheduler as module
@@ -64,7 +79,7 @@ def _record_engine(folder: Path, *, groups: str, killed: bool) -> None:
 
     from profilemate.hooks.kv import scheduler, watch
     from profilemate.record import recorder
-    from tests.kv.recording import Clock, found, hooks_only
+    from tests.kv.recording import found, hooks_only
     from tests.kv.workload import Driver, Setting, scheduler_for
     from tests.support.oracle import Oracle
     from tests.support.scheduler import write_model
@@ -73,14 +88,8 @@ def _record_engine(folder: Path, *, groups: str, killed: bool) -> None:
     model.mkdir()
     write_model(model)
 
-    class TickingClock(Clock):
-        """No two calls get the same time, and no two samples, as on a real clock."""
-
-        def __call__(self) -> int:
-            self.now += 1
-            return self.now
-
-    clock = TickingClock()
+    clock = _Clock()
+    # Nor do two samples.
     clock.tick(sum(folder.name.encode()))
     setting = Setting(blocks=24, groups=groups, max_num_seqs=5, max_num_batched_tokens=96)
     name = found(folder, clock)

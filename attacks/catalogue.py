@@ -25,4 +25,5 @@ class Attack:
 CATALOGUE: tuple[Attack, ...] = (
     Attack("kill_completing", "kills while a session is completed", 3_000, 10),
     Attack("planted", "links in the place of what profilemate writes", 3_000, 8),
+    Attack("journals", "journals damaged and forged in every way", 300_000, 40),
 )

@@ -227,7 +227,7 @@ def _in_journal(journal: Path) -> tuple[int, int]:
     reader = JournalReader(journal)
     number = replayed = 0
     while frames := reader.read():
-        for kind, payload in frames:
+        for kind, payload, _ in frames:
             if kind is Kind.EVENTS:
                 for episode in episodes(payload, Shape(0, 0), lambda _: []):
                     executed = events_of(episode, Op.EXECUTION)

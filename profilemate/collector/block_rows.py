@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profilemate.collector.blocks import Loss, Pool
+from profilemate.collector.decode import ImpossibleError
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 
@@ -85,6 +86,9 @@ class BlockRows:
         for life, copies_left, blocks, contents in losses:
             allocated, accessed, freed, reuses, owner, group, origin = life
             lifetime, idle = time - allocated, time - accessed
+            let_go = time if freed is None else freed
+            if not self._origin <= allocated <= accessed <= let_go <= time:
+                raise ImpossibleError(f"block {blocks[0]:,} lost its content before it had it")
             lived = f"{lifetime / 1e9:.6f}"
             idled = lived if idle == lifetime else f"{idle / 1e9:.6f}"
             evictable = "" if freed is None else f"{(time - freed) / 1e9:.6f}"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from profilemate.collector.decode import ImpossibleError
+
 PROMPT, OUTPUT = "prompt", "output"
 
 Life = tuple[int, int, int | None, int, str, int, str]
@@ -71,10 +73,8 @@ class Pool:
         for block in blocks:
             lives[block] = life
             if holders[block]:
-                holders[block] += 1
-                self.num_held -= 1
-            else:
-                holders[block] = 1
+                raise ImpossibleError(f"block {block:,} was handed out while a request held it")
+            holders[block] = 1
 
     def reuse(self, blocks: Iterable[int], owner: str, time: int) -> None:
         """A request takes up blocks that are cached, or that others hold, too.
@@ -128,6 +128,8 @@ class Pool:
         old, new = None, _NEW
         for block in blocks:
             if not holders[block]:
+                if block != self.null:
+                    raise ImpossibleError(f"block {block:,} was freed while no request held it")
                 continue
             holders[block] = 0
             released.append(block)

@@ -114,7 +114,7 @@ def _read_all(follower: Follower, progress: Progress | None) -> bool:
         if any(producer.exhausted and producer.alive for producer in follower.ordered()):
             return False
         # No journal may still have an episode that comes before one that is applied.
-        others = [p for p in follower.producers.values() if not (p.exhausted or p.problem)]
+        others = [p for p in follower.producers.values() if not p.exhausted]
         bounds = (p.episodes[-1].time if p.episodes else 0 for p in others)
         follower.apply(min(bounds, default=None))
         follower.tables.flush()

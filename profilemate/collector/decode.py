@@ -9,9 +9,24 @@ from collections.abc import Callable
 from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
 
-from profilemate.format.events import FRAME, HASH_BYTES, OP_MASK, POOL_SHIFT, Op, whole_times
+from profilemate.format.events import (
+    FRAME,
+    HASH_BYTES,
+    OP_MASK,
+    POOL_SHIFT,
+    Op,
+    is_head,
+    whole_times,
+)
 
 _SHORT = "a column ends too early"
+
+GAP = 0
+"""Stands in an episode for events that are missing there. No journal can have this op: it has no
+reader."""
+
+LONGEST_NS = 1 << 58
+"""No session lasts nine years: a later time was never measured."""
 
 Event = tuple[Any, ...]
 """The values of one event, as its op's reader in ``_READERS`` puts them together."""
@@ -38,7 +53,11 @@ def events_of(episode: Episode, op: int) -> list[Event]:
 
 
 class DecodeError(Exception):
-    """The frame is not laid out as it says."""
+    """The frame is not what it should be. The text says why."""
+
+
+class ImpossibleError(Exception):
+    """No engine can have done this, after what it did before. The text says why."""
 
 
 class Shape(NamedTuple):
@@ -54,8 +73,10 @@ class _Frame:
     Reading past the end raises StopIteration, or ValueError where several values are read at once.
     """
 
-    def __init__(self, payload: bytes, shape: Shape, content_ids: ContentIds) -> None:
-        head = FRAME.unpack_from(payload)
+    def __init__(
+        self, payload: bytes, shape: Shape, content_ids: ContentIds, origin_ns: int
+    ) -> None:
+        head = _head(payload)
         since, num_ops, num_times, num_numbers, num_lists, num_ids = head[:6]
         num_hashes, num_from_blocks, codes = head[6:]
         self.shape = shape
@@ -66,6 +87,10 @@ class _Frame:
         times, numbers, lengths, ids = map(self._column, codes.decode(), counts)
         if codes.startswith(b"I"):
             times = whole_times(times, since)
+        if times and not origin_ns <= min(times) <= max(times) <= origin_ns + LONGEST_NS:
+            raise ValueError("a time is not of this session")
+        if max(self.ops, default=0) >> POOL_SHIFT >= max(1, shape.pools):
+            raise ValueError("a pool that its header does not have")
         contents = content_ids(self.raw(num_hashes * HASH_BYTES))
         ends = list(accumulate(lengths, initial=0))
         if ends[-1] != num_ids:
@@ -117,6 +142,12 @@ class _Frame:
         column = array(code)
         column.frombytes(self.raw(length * column.itemsize))
         return column.tolist()
+
+
+def _head(payload: bytes) -> tuple[Any, ...]:
+    if not is_head(payload):
+        raise ValueError("its head is damaged")
+    return FRAME.unpack_from(payload)
 
 
 def _cached(f: _Frame, pool: int) -> Event:
@@ -180,15 +211,36 @@ _UNTIMED = frozenset((Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT, Op.AD
 _WITHOUT_POOL = bytes(byte & OP_MASK for byte in range(256))
 
 
-def episodes(payload: bytes, shape: Shape, content_ids: ContentIds) -> list[Episode]:
-    """The events of a frame by episodes.
+def span(payload: bytes) -> tuple[int, int]:
+    """The time that an events frame gives for the frame before it, and that of its own last event,
+    which the frame behind it gives in turn.
+
+    Raises:
+        DecodeError: the frame is not as long as it says.
+
+    """
+    try:
+        since, num_ops, num_times, *_, codes = _head(payload)
+        if not num_times:
+            return since, since
+        width, code = (8, "<q") if codes.startswith(b"q") else (4, "<I")
+        (last,) = struct.unpack_from(code, payload, FRAME.size + num_ops + (num_times - 1) * width)
+    except (ValueError, struct.error) as error:
+        raise DecodeError(f"events frame: {error}") from None
+    return since, last if width == 8 else whole_times([last], since)[0]
+
+
+def episodes(
+    payload: bytes, shape: Shape, content_ids: ContentIds, origin_ns: int = 0
+) -> list[Episode]:
+    """The events of a frame by episodes. No event comes before second 0, ``origin_ns``.
 
     Raises:
         DecodeError: the frame is not as long as it says, or names an unknown op.
 
     """
     try:
-        frame = _Frame(payload, shape, content_ids)
+        frame = _Frame(payload, shape, content_ids, origin_ns)
         ops = frame.ops.translate(_WITHOUT_POOL)
         pairs = zip(ops, frame.ops, strict=True)
         events = [_READERS[op](frame, byte >> POOL_SHIFT) for op, byte in pairs]
@@ -197,7 +249,7 @@ def episodes(payload: bytes, shape: Shape, content_ids: ContentIds) -> list[Epis
     except StopIteration:
         raise DecodeError(f"events frame: {_SHORT}") from None
     except KeyError as error:
-        raise DecodeError(f"events frame: unknown op {error}") from None
+        raise DecodeError(f"events frame: of a newer profilemate: unknown op {error}") from None
     except (ValueError, struct.error) as error:
         raise DecodeError(f"events frame: {error}") from None
     found: list[Episode] = []

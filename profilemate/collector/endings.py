@@ -70,6 +70,10 @@ class Endings:
         request.freed_blocks = 0
         self._ended.append(_Ended(request, finish, prompt_ids, output_ids, prefixes))
 
+    def forget(self) -> None:
+        """Write none of them: how they ended is not known."""
+        self._ended.clear()
+
     def write(self, lost: Collection[str]) -> Iterator[Request]:
         """Write the rows of all of them, and hand each out once its row is written.
 

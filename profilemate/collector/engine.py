@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from profilemate.collector.block_rows import BlockRows
 from profilemate.collector.blocks import Pool
 from profilemate.collector.contents import content_ids
-from profilemate.collector.decode import Episode, Shape, events_of
+from profilemate.collector.decode import GAP, Episode, ImpossibleError, events_of
 from profilemate.collector.endings import Endings
+from profilemate.collector.header import Header
 from profilemate.collector.lookups import Lookups, OpenRow
 from profilemate.collector.owners import NOBODY, SETTLED, Parts, settle
 from profilemate.collector.requests import Finish, Request, parse_request
@@ -28,26 +29,28 @@ _LOOKED_AHEAD = SETTLED | {Op.REPEAT, Op.MOVE, Op.REQUEST, Op.LOST}
 
 
 class Engine:
-    """One engine's state. ``header`` is its journal's; ``origin_ns`` is second 0 of the session."""
+    """One engine's state. ``header`` is its journal's; ``origin_ns`` is second 0 of the session.
+
+    ``lost`` has the parts of the recording that ended early, each with the reason where it is
+    known.
+    """
 
     def __init__(
-        self, header: dict[str, Any], origin_ns: int, key: bytes, tables: Tables, totals: Totals
+        self, header: Header, origin_ns: int, key: bytes, tables: Tables, totals: Totals
     ) -> None:
-        self.rank = int(header["rank"])
+        self.rank = header.rank
         self.last_ns = origin_ns
         self.mismatches = 0
+        self.lost: dict[str, str] = {}
         self._origin = origin_ns
         self.content_ids = content_ids(key)
-        self._block_size = int(header["hash_block_size"])
-        self.shape = Shape(len(header["pools"]), len(header["groups"]))
-        self._pools = [Pool(pool["blocks"], pool["null"]) for pool in header["pools"]]
-        usage_blocks = [
-            pool.get("usage_blocks", known.total)
-            for pool, known in zip(header["pools"], self._pools, strict=True)
-        ]
-        self._group_pools = [group["pool"] for group in header["groups"]]
+        self._block_size = header.hash_block_size
+        self._max_tokens = header.max_tokens
+        self.shape = header.shape
+        self._pools = [Pool(pool.blocks, pool.null) for pool in header.pools]
+        usage_blocks = [pool.usage_blocks for pool in header.pools]
+        self._group_pools = header.group_pools
         self._totals = totals
-        self._lost: set[str] = set()
         self._handlers = _HANDLERS
         self._requests: dict[int, Request] = {}
         self._lookups = Lookups(self._write_lookup)
@@ -58,11 +61,12 @@ class Engine:
             self.rank,
             origin_ns,
             block_size=self._block_size,
-            prefix_unit=int(header["told_by_content"]),
-            caching=bool(header["caching"]),
+            prefix_unit=header.prefix_unit,
+            caching=header.caching,
             append=tables.append("requests.jsonl"),
         )
         self._episode = 0
+        self._arrived = 0
         self._looking_up: Request | None = None
         self._sources: dict[tuple[int, int], int] = {}
         self._owners: list[Parts] = []
@@ -82,13 +86,13 @@ class Engine:
         self._rows.step = self._steps.number + ops.count(_STEP)
         self._looking_up = None
         self._sources = {}
-        if not _LOOKED_AHEAD.isdisjoint(ops):
+        if self._handlers is not _WITHOUT_STATE and not _LOOKED_AHEAD.isdisjoint(ops):
             self._look_ahead(episode)
         handlers = self._handlers
         for op, event in zip(ops, events, strict=True):
             handlers[op](self, *event)
         if self._endings:
-            for request in self._endings.write(self._lost):
+            for request in self._endings.write(self.lost):
                 self._totals.requests += 1
                 del self._requests[request.number]
         self.last_ns = episode.time or self.last_ns
@@ -104,10 +108,14 @@ class Engine:
             }
         if _REQUEST in ops:
             for time, number, blob in events_of(episode, _REQUEST):
-                self._requests[number] = parse_request(number, blob, time)
+                if number != self._arrived:
+                    raise ImpossibleError(f"request {number:,} came after {self._arrived:,} others")
+                self._arrived += 1
+                self._requests[number] = parse_request(number, blob, time, self._max_tokens)
         if _LOST in ops:
-            self._lose(list(PARTS)[place] for _, place in events_of(episode, _LOST))
-        if "blocks" not in self._lost:
+            parts = [list(PARTS)[place] for _, place in events_of(episode, _LOST)]
+            self._lose(dict.fromkeys(parts, "its journal does not say why"))
+        if "blocks" not in self.lost:
             self._owners, mismatches = settle(
                 episode, self._requests, self._group_pools, len(self._pools)
             )
@@ -118,15 +126,27 @@ class Engine:
         self._lookups.close_all(self._requests)
         self._steps.close()
 
-    def _lose(self, parts: Iterable[str]) -> None:
-        """These parts of the recording end here."""
-        self._lost.update(parts)
-        if "blocks" in self._lost:
+    def miss_events(self, reason: str) -> None:
+        """Events that came here are missing. So nothing is known any more of blocks and requests;
+        what later steps say of themselves still is."""
+        self._handlers = _WITHOUT_STATE
+        self._lookups.close_all(self._requests)
+        self._endings.forget()
+        self._requests.clear()
+        self._admitted.clear()
+        self._steps.close()
+        self._lose(dict.fromkeys(_OF_STATE, reason))
+
+    def _lose(self, parts: Mapping[str, str]) -> None:
+        """These parts of the recording end here, for this reason."""
+        self.lost = {**parts, **self.lost}
+        if "blocks" in parts and self._handlers is not _WITHOUT_STATE:
             self._handlers = {**_HANDLERS, **dict.fromkeys(_OF_BLOCKS, _ignore)}
+        if "blocks" in parts:
             self._totals.lose_blocks()
-        self._lookups.preemptions_lost = "frees" in self._lost
-        self._steps.counts_preempted = "frees" not in self._lost
-        self._steps.counts_finished = "requests" not in self._lost
+        self._lookups.preemptions_lost = "frees" in self.lost
+        self._steps.counts_preempted = "frees" not in self.lost
+        self._steps.counts_finished = "requests" not in self.lost
 
     def _cell(self, number: int) -> str:
         request = self._requests.get(number)
@@ -239,6 +259,8 @@ class Engine:
         self._pools[pool].move(source, target)
 
     def _lookup(self, time: int, number: int, query: int, hit: int, skipped: int) -> None:
+        if hit > query:
+            raise ImpossibleError(f"a lookup of {query:,} tokens found {hit:,}")
         request = self._requests[number]
         self._looking_up = request
         self._asked.append(request)
@@ -263,10 +285,16 @@ class Engine:
         contents: list[str],
         reason: int,
     ) -> None:
-        if "requests" in self._lost:
+        if "requests" in self.lost:
             self._forget(number)
             return
         request = self._requests[number]
+        if request.freed_blocks is not None:
+            raise ImpossibleError(f"request {number:,} ended twice")
+        if time < request.arrived:
+            raise ImpossibleError(f"request {number:,} ended before it came")
+        if prompt + output > self._max_tokens:
+            raise ImpossibleError(f"request {number:,} has {prompt + output:,} tokens")
         # vLLM counts from 0 again after a preemption.
         computed = max(computed, request.preempted_tokens)
         finish = Finish(REASONS[reason], prompt, output, computed, time)
@@ -338,10 +366,14 @@ class Engine:
                 request.first_token = time
 
     def _write_usage(self, when: str, running: int, waiting: int, free_counts: list[int]) -> None:
-        if "blocks" in self._lost:
+        if "blocks" in self.lost:
             return
         for number, pool in enumerate(self._pools):
             free = free_counts[number]
+            if free > pool.total:
+                raise ImpossibleError(f"{free:,} of {pool.total:,} blocks are free")
+            if min(pool.num_held, pool.num_cached, pool.num_free) < 0:
+                raise ImpossibleError(f"more than {pool.total:,} blocks are held or cached")
             if free != pool.total - pool.num_held:
                 self.mismatches += 1
             self._rows.usage(when, number, pool, free, running, waiting)
@@ -387,8 +419,19 @@ _HANDLERS: dict[int, Callable[..., None]] = {
     Op.ASSIGN: _ignore,
     Op.TABLE: _ignore,
     Op.LOST: _ignore,
+    GAP: Engine.miss_events,
 }
 """What is called with each event of an episode in turn."""
+
+_WITHOUT_STATE: dict[int, Callable[..., None]] = {
+    **dict.fromkeys(_HANDLERS, _ignore),
+    Op.STEP: Engine._step_ended,
+    Op.REPEAT: Engine._repeated,
+}
+"""The same where events are missing: what can be applied without knowing them."""
+
+_OF_STATE = ("blocks", "frees", "lookups", "requests", "updates")
+"""The parts that cannot go on where events are missing."""
 
 _OF_BLOCKS = (
     Op.ALLOCATE,

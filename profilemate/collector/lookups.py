@@ -114,7 +114,8 @@ class Lookups:
     def close_all(self, requests: dict[int, Request]) -> None:
         """Nothing more comes: write every open row."""
         for number in list(self._open):
-            self._close(requests[number])
+            if number in requests:
+                self._close(requests[number])
 
     def _kind(self, request: Request, skipped: bool) -> str:
         if skipped:

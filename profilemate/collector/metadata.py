@@ -63,13 +63,12 @@ def _metadata(
 ) -> dict[str, Any]:
     engines = [producer for producer in producers if isinstance(producer.state, Engine)]
     workers = [producer for producer in producers if isinstance(producer.state, Worker)]
-    workers.sort(key=lambda producer: int(producer.header["rank"]))
+    workers.sort(key=lambda producer: producer.state.rank if producer.state else 0)
     first = engines[0].header if engines else {}
     either = first or (workers[0].header if workers else {})
     dropped = sum(producer.status.get("dropped_events", 0) for producer in producers)
     failed = any(
-        producer.problem or producer.status.get("failed") or producer.status.get("lost")
-        for producer in producers
+        producer.problem or producer.status.get("failed") or producer.lost for producer in producers
     )
     last = max((p.state.last_ns for p in producers if p.state), default=founding.origin_ns)
     seconds = (last - founding.origin_ns) / 1e9
@@ -97,7 +96,7 @@ def _metadata(
         "gpus": gpu_facts.gpus(workers, sampling),
         "gpu_memory": gpu_facts.gpu_memory(workers, sampling),
         "content_ids_shared": bool(first.get("content_ids_shared", False)),
-        "prefix_lengths": prefix_lengths(int((first.get("cache") or {}).get("max_model_len", 0))),
+        "prefix_lengths": prefix_lengths((first.get("cache") or {}).get("max_model_len") or 0),
         "cost": {
             "hook_sec": sum(p.status.get("hook_ns", 0) for p in producers) / 1e9,
             "writing_sec": sum(p.status.get("writing_ns", 0) for p in producers) / 1e9,
@@ -132,7 +131,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
         hook
         for hook in header.get("hooks", [])
         # A process need not have imported every module.
-        if not hook.get("attached") and "has not been imported" not in hook.get("reason", "")
+        if not hook.get("attached") and "has not been imported" not in (hook.get("reason") or "")
     ]
     return {
         "pid": header.get("pid"),
@@ -141,7 +140,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
         "hooks": [hook["name"] for hook in hooks],
         "hooks_missing": {hook["name"]: hook.get("reason") for hook in missing},
         "hooks_failed": status.get("failed", {}),
-        "lost": status.get("lost", {}),
+        "lost": producer.lost,
         "methods": status.get("methods"),
         "problem": producer.problem,
         "mismatches": producer.state.mismatches if producer.state is not None else 0,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from profilemate.collector.decode import ImpossibleError
 from profilemate.collector.tables import text_cell
 from profilemate.format.events import PREFIX_BYTES, prefix_lengths
 
@@ -72,11 +73,27 @@ _DEFAULTS = [None, None, 0, None, None]
 """What holds for a request whose description ends early."""
 
 
-def parse_request(number: int, blob: bytes, time: int) -> Request:
-    """The request that a REQUEST event describes."""
+def parse_request(number: int, blob: bytes, time: int, max_tokens: int) -> Request:
+    """The request that a REQUEST event describes.
+
+    Raises:
+        ImpossibleError: it does not describe one, or one of more tokens than any has.
+
+    """
     text, _, prefixes = blob.partition(b"\0")
     described = _from_json(text.decode())
+    if not isinstance(described, list):
+        raise ImpossibleError(f"request {number:,} is not described")
     request_id, prompt, priority, lora, tenant = described + _DEFAULTS[len(described) :]
+    if not (
+        isinstance(request_id, str)
+        and type(prompt) is type(priority) is int
+        and isinstance(lora, str | None)
+        and (tenant is None or type(tenant) is int)
+    ):
+        raise ImpossibleError(f"request {number:,} is not described as one")
+    if not 0 <= prompt <= max_tokens:
+        raise ImpossibleError(f"request {number:,} has a prompt of {prompt:,} tokens")
     own = [
         f"{int.from_bytes(prefixes[at : at + PREFIX_BYTES], 'little')}"
         for at in range(0, len(prefixes), PREFIX_BYTES)
@@ -149,7 +166,9 @@ def row(
         lost: the parts of the recording that have ended, whose fields are null.
 
     """
-    queued = _NULL if request.admitted is None else _seconds(request.admitted - request.arrived)
+    # Where arrivals are not recorded, a request comes when it is looked up, within a step.
+    waited = None if request.admitted is None else max(0, request.admitted - request.arrived)
+    queued = _NULL if waited is None else _seconds(waited)
     first_token = request.first_token
     hit_tokens = _NULL if "lookups" in lost else request.hit_tokens or 0
     external = _NULL if "lookups" in lost else request.external_hit_tokens or 0

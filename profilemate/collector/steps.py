@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from profilemate.collector.decode import ImpossibleError
 from profilemate.collector.lookups import WINDOW_NS
 from profilemate.collector.tables import Append
 
@@ -37,6 +38,11 @@ class StepRows:
     ) -> None:
         """A step ended, at ``when`` as a table shows it: count it, and write its row or keep that
         open."""
+        if not (began <= ended and prefill <= tokens >= scheduled):
+            raise ImpossibleError(
+                f"a step of {(ended - began) / 1e9:g} s and {scheduled:,} requests with {tokens:,} "
+                f"tokens, {prefill:,} of them prefill"
+            )
         self.number += 1
         preempted = self.preempted if self.counts_preempted else ""
         finished = self.finished if self.counts_finished else ""

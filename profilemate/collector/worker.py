@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from profilemate.collector.contents import content_ids
-from profilemate.collector.decode import Episode, Shape
-from profilemate.collector.tables import COLUMNS, Tables
+from profilemate.collector.decode import GAP, Episode, ImpossibleError
+from profilemate.collector.header import Header
+from profilemate.collector.tables import COLUMNS, Tables, text_cell
 from profilemate.format.events import Op
 from profilemate.format.folder import Folder
 
@@ -84,20 +85,21 @@ class Worker:
     It grows with the number of entries and batch descriptors, not with that of executions.
     """
 
-    shape = Shape(0, 0)
     mismatches = 0
 
-    def __init__(self, header: dict[str, Any], origin_ns: int, key: bytes, tables: Tables) -> None:
-        self.rank = int(header["rank"])
+    def __init__(self, header: Header, origin_ns: int, key: bytes, tables: Tables) -> None:
+        self.rank = header.rank
+        self.shape = header.shape
         self.last_ns = origin_ns
         self.content_ids = content_ids(key)
         self._origin = origin_ns
-        self._timed = bool(header.get("gpu_timing"))
+        self._timed = header.gpu_timing
         self._captures = tables.append("cuda_graph_captures.csv")
         self._timeline = tables.append("cuda_graph_timeline.csv")
         self._entries = {0: Entry(_UNKNOWN)}
         self._batches: dict[int, str] = {}
         self._open: dict[int, _Captures] = {}
+        self._misses_events = False
 
     def apply(self, episode: Episode) -> None:
         """Apply the events of one episode."""
@@ -107,6 +109,12 @@ class Worker:
 
     def close(self) -> None:
         """Nothing more comes: write what is still open."""
+        self._write_captures()
+
+    def miss_events(self, reason: str) -> None:
+        """Events that came here are missing. Entries and batches that they described are unknown
+        from now on."""
+        self._misses_events = True
         self._write_captures()
 
     def usage(self) -> list[tuple[tuple[Any, ...], str]]:
@@ -121,9 +129,17 @@ class Worker:
 
     def _graph(self, _: int, number: int, blob: bytes) -> None:
         self._write_captures()
-        self._entries[number] = Entry(json.loads(blob))
+        if number in self._entries:
+            raise ImpossibleError(f"entry {number:,} is there twice")
+        description = _described(blob, len(_UNKNOWN))
+        if None in description[len(_NO_BATCH) :]:
+            raise ImpossibleError(f"entry {number:,} is not described as one")
+        self._entries[number] = Entry(description)
 
     def _captured(self, ended: int, began: int, number: int, kib_and_1: int) -> None:
+        if ended < began:
+            raise ImpossibleError("a capture ended before it began")
+        number = self._known(number)
         entry = self._entries[number]
         if entry.since_ns is None:
             entry.since_ns = began
@@ -137,7 +153,9 @@ class Worker:
             captures.kib += kib_and_1 - 1
 
     def _batch(self, _: int, number: int, blob: bytes) -> None:
-        self._batches[number] = _cells(json.loads(blob))
+        if number in self._batches:
+            raise ImpossibleError(f"batch {number:,} is there twice")
+        self._batches[number] = _cells(_described(blob, len(_NO_BATCH)))
 
     def _executed(
         self,
@@ -150,14 +168,20 @@ class Worker:
         gpu_ns_and_1: int,
         dummy: int,
     ) -> None:
+        if dummy > 1:
+            raise ImpossibleError("an execution that is neither a dummy nor none")
         launch_us = gpu_us = ""
+        number = self._known(number)
         if graphs:
             self._write_captures()
             self._entries[number].replay(graphs, launch_ns, gpu_ns_and_1, dummy)
             launch_us = _microseconds(launch_ns)
         if gpu_ns_and_1:
             gpu_us = _microseconds(gpu_ns_and_1 - 1)
-        cells = self._batches[batch] if batch else self._entries[number].cells
+        if batch and self._misses_events:
+            cells = self._batches.get(batch, _cells(_NO_BATCH))
+        else:
+            cells = self._batches[batch] if batch else self._entries[number].cells
         self._timeline(
             f"{self._seconds(ended)},{cells},{tokens},{launch_us},{gpu_us},"
             f"{dummy},{self.rank},{graphs}"
@@ -166,7 +190,11 @@ class Worker:
     def _replayed(
         self, _: int, number: int, graphs: int, launch_ns: int, gpu_ns_and_1: int
     ) -> None:
-        self._entries[number].replay(graphs, launch_ns, gpu_ns_and_1, 0)
+        self._entries[self._known(number)].replay(graphs, launch_ns, gpu_ns_and_1, 0)
+
+    def _known(self, number: int) -> int:
+        """The entry of this number; that of unknown graphs where it may have been missed."""
+        return 0 if self._misses_events and number not in self._entries else number
 
     def _write_captures(self) -> None:
         """Write the rows of the entries that were captured since the last call."""
@@ -176,7 +204,8 @@ class Worker:
             self._captures(
                 f"{entry.cells},{self._seconds(captures.began)},"
                 f"{captures.took_ns / 1e9:.6f},{captures.graphs},{memory},"
-                f"{entry.source},{entry.kind},{self.rank},{entry.part}"
+                f"{text_cell(entry.source)},{text_cell(entry.kind)},{self.rank},"
+                f"{text_cell(entry.part)}"
             )
         self._open.clear()
 
@@ -193,8 +222,8 @@ class Worker:
             "" if gpu_ns is None else f"{gpu_ns / 1e9:.6f}",
             self.rank,
             entry.graphs or "",
-            entry.source,
-            entry.part,
+            text_cell(entry.source),
+            text_cell(entry.part),
             entry.replayed_dummy // graphs,
             "" if entry.since_ns is None else self._seconds(entry.since_ns),
         )
@@ -212,8 +241,21 @@ def write_usage(folder: Folder, workers: Iterable[Worker]) -> None:
         folder.write(USAGE_TABLE, content.encode())
 
 
+def _described(blob: bytes, length: int) -> list[Any]:
+    """The values that describe a batch, and what else an entry has, which is text."""
+    values = json.loads(blob)
+    if not isinstance(values, list) or len(values) != length:
+        raise ImpossibleError("a batch that is not described as one")
+    for place, value in enumerate(values):
+        is_number = 0 < place < len(_NO_BATCH)
+        fits = type(value) is int and value >= 0 if is_number else isinstance(value, str)
+        if not (fits or value is None):
+            raise ImpossibleError(f"a batch that is described by {str(value)[:40]!r}")
+    return values
+
+
 def _cells(values: Iterable[Any]) -> str:
-    return ",".join("" if value is None else str(value) for value in values)
+    return ",".join("" if value is None else text_cell(str(value)) for value in values)
 
 
 def _microseconds(nanoseconds: int) -> str:
@@ -227,4 +269,5 @@ _HANDLERS: dict[int, Callable[..., None]] = {
     Op.EXECUTION: Worker._executed,
     Op.REPLAY: Worker._replayed,
     Op.LOST: lambda *_: None,
+    GAP: Worker.miss_events,
 }

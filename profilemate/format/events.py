@@ -16,6 +16,7 @@ in the columns of that name.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -139,6 +140,8 @@ FRAME = struct.Struct("<q7I4s")
 numbers, lists, ids and hashes, how many of the lists came from blocks, and the typecodes of times,
 numbers, lists (their lengths) and ids. Times of four bytes are the lower halves."""
 
+_TYPECODES = re.compile(rb"[Iq][HI]{3}")
+
 LOWER_HALF = (1 << 32) - 1
 
 WHOLE_NS = 1 << 31
@@ -219,6 +222,11 @@ def _packed_times(times: list[int], since: int) -> tuple[bytes, bytes]:
     if times and max(times) - since < WHOLE_NS > since - min(times):
         return b"I", memoryview(packed).cast("I")[::2].tobytes()
     return b"q", packed
+
+
+def is_head(payload: bytes) -> bool:
+    """Whether an events frame may begin like this."""
+    return len(payload) >= FRAME.size and bool(_TYPECODES.match(payload, FRAME.size - 4))
 
 
 def whole_times(lower_halves: list[int], since: int) -> list[int]:

@@ -61,6 +61,7 @@ class Output:
         self._written_ns = time.monotonic_ns()
         self._next_status_ns = self._written_ns + STATUS_NS
         self._next_retry_ns = 0
+        header = {**header, "since": self._written_ns}
         self._append(journal.MAGIC + journal.frame(Kind.HEADER, orjson.dumps(header)))
 
     @property

@@ -47,7 +47,7 @@ class Recording:
         found: list[tuple[Any, ...]] = []
         reader = JournalReader(self.journal)
         while frames := reader.read():
-            for kind, payload in frames:
+            for kind, payload, _ in frames:
                 if kind is Kind.EVENTS:
                     for episode in episodes(payload, Shape(0, 0), lambda _: []):
                         found.extend(tuple(event) for event in events_of(episode, op))

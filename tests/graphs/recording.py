@@ -119,7 +119,7 @@ def read(journal: Path) -> Recorded:
 def _events(journal: Path, found: Recorded) -> Iterator[tuple[int, Any]]:
     reader = JournalReader(journal)
     while frames := reader.read():
-        for kind, payload in frames:
+        for kind, payload, _ in frames:
             if kind is Kind.EVENTS:
                 for episode in episodes(payload, Shape(0, 0), lambda _: []):
                     yield from zip(episode.ops, episode.events, strict=True)

@@ -25,7 +25,7 @@ def journal(sessions: Path, rank: int = 0) -> Path:
 def header(path: Path) -> dict[str, Any]:
     """What a journal begins with."""
     reader = JournalReader(path)
-    (_, first), *_ = reader.read()
+    (_, first, _), *_ = reader.read()
     reader.close()
     found: dict[str, Any] = json.loads(first)
     return found

@@ -16,7 +16,7 @@ import pytest
 
 from profilemate.collector.decode import Shape, episodes
 from profilemate.format.events import Op
-from profilemate.format.journal import JournalReader, Kind
+from profilemate.format.journal import Frame, JournalReader, Kind
 from profilemate.record import encode, recorder, writer
 from profilemate.record.recorder import Recorder
 from profilemate.record.writer import Writer
@@ -56,7 +56,7 @@ def keep_step(into: Recorder, number: int) -> None:
 def contents(path: Path) -> tuple[list[int], list[Kind]]:
     """The numbers of the steps in a journal, and the kinds of its frames."""
     numbers = [number for frame in frames_of(path) for number in frame]
-    return numbers, [kind for kind, _ in read(path)]
+    return numbers, [kind for kind, _, _ in read(path)]
 
 
 def frames_of(path: Path) -> list[list[int]]:
@@ -67,12 +67,12 @@ def frames_of(path: Path) -> list[list[int]]:
             for episode in episodes(payload, Shape(1, 1), lambda _: [])
             for event in episode.events
         ]
-        for kind, payload in read(path)
+        for kind, payload, _ in read(path)
         if kind is Kind.EVENTS
     ]
 
 
-def read(path: Path) -> list[tuple[Kind, bytes]]:
+def read(path: Path) -> list[Frame]:
     """The frames of a journal."""
     reader = JournalReader(path)
     frames = []

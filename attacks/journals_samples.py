@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Journals to damage: of vLLM's own scheduler, and of workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EXECUTIONS = 30
+"""Executions of each worker."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A session whose processes are gone: its founding file and its journals."""
+
+    name: str
+    founding: bytes
+    journals: dict[str, bytes]
+
+
+def make_samples(folder: Path) -> list[Sample]:
+    """Record them, each in a process that is gone afterwards."""
+    found = []
+    for make in (_engine, _killed_engine, _two_pools, _workers):
+        place = folder / make.__name__.strip("_")
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        process = multiprocessing.get_context("spawn").Process(target=make, args=(place,))
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"{place.name} was not recorded")
+        (session,) = place.glob("session_*")
+        journals = {
+            path.name: path.read_bytes() for path in sorted((session / "journal").glob("*.journal"))
+        }
+        founding = (session / "journal" / "session.json").read_bytes()
+        found.append(Sample(place.name, founding, journals))
+        shutil.rmtree(place)
+    return found
+
+
+def _engine(folder: Path) -> None:
+    _record_engine(folder, groups="full", killed=False)
+
+
+def _killed_engine(folder: Path) -> None:
+    _record_engine(folder, groups="mamba", killed=True)
+
+
+def _two_pools(folder: Path) -> None:
+    _record_engine(folder, groups="window", killed=False)
+
+
+class _Clock:
+    """Stands in for ``time.monotonic_ns``. No two calls get the same time, as on a real clock."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000_000_000
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+    def tick(self, microseconds: int = 1_000) -> None:
+        """Let time pass."""
+        self.now += microseconds * 1_000
+
+
+def _record_engine(folder: Path, *, groups: str, killed: bool) -> None:
+    import pytest
+    import vllm.v1.core.sched.scheduler as module
+    from vllm.v1.core.block_pool import BlockPool
+
+    from profilemate.hooks.kv import scheduler, watch
+    from profilemate.record import recorder
+    from tests.kv.recording import found, hooks_only
+    from tests.kv.workload import Driver, Setting, scheduler_for
+    from tests.support.oracle import Oracle
+    from tests.support.scheduler import write_model
+
+    model = folder / "model"
+    model.mkdir()
+    write_model(model)
+
+    clock = _Clock()
+    # Nor do two samples.
+    clock.tick(sum(folder.name.encode()))
+    setting = Setting(blocks=24, groups=groups, max_num_seqs=5, max_num_batched_tokens=96)
+    name = found(folder, clock)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Oracle().watching() as oracle,
+        hooks_only(folder, clock, name=name, thread=False),
+    ):
+        if groups == "window":
+            patch.setenv("VLLM_PROFILING", "0")
+            made = scheduler_for(model, setting)
+            managers = made.kv_cache_manager.coordinator.single_type_managers
+            managers[1].block_pool = BlockPool(30, True, setting.block_size)
+            managers[1]._null_block = managers[1].block_pool.null_block
+            patch.setenv("VLLM_PROFILING", "1")
+            watch.watch(made)
+        else:
+            scheduler.attach(module)
+            made = scheduler_for(model, setting)
+        driver = Driver(made, oracle, clock, setting)
+        for operation in _operations(has_window=groups == "window"):
+            driver.do(operation)
+        if killed:
+            for known in recorder._living():
+                known.flush()
+                known.forget()
+
+
+def _operations(*, has_window: bool) -> list[Any]:
+    """Some of everything: little, as each byte of it is damaged many times."""
+    from tests.kv.workload import Abort, Add, Evict, Reset, Steps, Wait
+
+    chance = random.Random(7)
+    operations: list[Any] = []
+    for number in range(8):
+        operations += [
+            Add(chance.randrange(3), chance.randrange(100), 1 + chance.randrange(60), 6),
+            Steps(1 + chance.randrange(3)),
+        ]
+        if number % 3 == 0:
+            operations.append(Abort(chance.randrange(8)))
+        if number == 5:
+            operations += [Reset(), Wait(1_100)]
+            operations += [] if has_window else [Evict(1, 3)]
+    return [*operations, Steps(9), Add(0, 100, 400, 3), Steps(2), Wait(1_300), Steps(2)]
+
+
+def _workers(folder: Path) -> None:
+    from tests.collector import test_following as following
+    from tests.collector.journals import WorkerJournal
+
+    first, second = (WorkerJournal(folder, rank) for rank in (0, 1))
+    following.write_story(first, EXECUTIONS)
+    first.recorder.close()
+    following.write_story(second, EXECUTIONS)
+    second.killed()

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from profilemate.collector.follow import Follower
 from profilemate.format.events import Op
@@ -39,7 +40,9 @@ class Journal:
         self._origin = place.founding.origin_ns
         # No process with this number began at boot.
         process = {"pid": os.getpid(), "start": "0", "hooks": [], "versions": {"vllm": "0.33.0"}}
-        self.recorder = Recorder(place.fd, {**process, **header}, name)
+        # It begins when the session does, before all of its events.
+        with patch("time.monotonic_ns", return_value=self._origin):
+            self.recorder = Recorder(place.fd, {**process, **header}, name)
         self.keep = self.recorder.keep
 
     def at(self, microseconds: int) -> int:

@@ -354,7 +354,7 @@ def test_no_file_of_a_session_holds_a_secret_or_a_token(
             _run(scheduler, given_out)
     session = only_session(sessions)
     made = make_tables(session, tmp_path / "tables")
-    assert made.requests()["request-1"]["output_tokens"] == len(answers)
+    assert made.requests()["request-1"]["output_length"] == len(answers)
     files = [path for folder in (session, made.folder) for path in folder.rglob("*")]
     contents = {path.name: path.read_bytes() for path in files if path.is_file()}
     assert {"session.json", "engine0.journal", "metadata.json", "requests.jsonl"} <= set(contents)

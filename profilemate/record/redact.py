@@ -168,7 +168,11 @@ def _values(option: str, keys: Sequence[str]) -> Shown | None:
     """
     if keys:
         names = [key.rstrip("+").replace("-", "_") for key in keys]
-        if option in known.OBJECTS and len(keys) <= DEEPEST and all(name in known.KEYS for name in names):
+        if (
+            option in known.OBJECTS
+            and len(keys) <= DEEPEST
+            and all(name in known.KEYS for name in names)
+        ):
             return partial(_object, key=names[-1])
         return None
     if option in known.FLAGS or option.removeprefix("no-") in known.FLAGS:

@@ -76,19 +76,19 @@ SPELLINGS = (
     f"--speculative-config.revision {CANARY}",
     f"--speculative-config.model {KEY}",
     f"-sc.{CANARY} 1",
-    f'--hf-overrides \'{{"{CANARY}": 1}}\'',
+    f"--hf-overrides '{{\"{CANARY}\": 1}}'",
     f'--hf-overrides \'{{"rope_type": ["{CANARY}"]}}\'',
     f'--kv-transfer-config \'{{"kv_connector": "{CANARY}", "kv_role": "kv_both"}}\'',
     f'--kv-transfer-config \'{{"kv_connector_extra_config": {{"secret_access_key": "{CANARY}"}}}}\'',
     f'--kv-transfer-config \'{{"secret_access_key":"{CANARY}"}}\'',
     f'--kv-transfer-config \'{{"a": "{{\\"api_key\\": \\"{CANARY}\\"}}"}}\'',
-    f"--kv-transfer-config '{{\"model\": {{\"model\": \"user:{CANARY}@host\"}}}}'",
+    f'--kv-transfer-config \'{{"model": {{"model": "user:{CANARY}@host"}}}}\'',
     f'--model-loader-extra-config \'{{"aws_secret_access_key": "{CANARY}"}}\'',
     f'--additional-config \'{{"password": "{CANARY}"}}\'',
     f"--additional-config.password {CANARY}",
     f'--compilation-config \'{{"inductor_compile_config": {{"x": "{CANARY}"}}}}\'',
-    f"--compilation-config '{{\"mode\": \"{CANARY}'",
-    f"-cc '{{\"backend\": \"{CANARY}\"}}'",
+    f'--compilation-config \'{{"mode": "{CANARY}\'',
+    f'-cc \'{{"backend": "{CANARY}"}}\'',
     f"-cc.backend={CANARY}",
     f"-cc.custom_ops+ {CANARY}",
     f'-O \'{{"level": "{CANARY}"}}\'',
@@ -159,7 +159,7 @@ def test_no_spelling_of_a_secret_stays(spelling: str) -> None:
     "line",
     [
         f"python -c '{CANARY}'",
-        f"python -c 'import os; os.environ[\"TOKEN\"]=\"{CANARY}\"' {CANARY}",
+        f'python -c \'import os; os.environ["TOKEN"]="{CANARY}"\' {CANARY}',
         f"python3.12 -uc '{CANARY}' serve {CANARY} {CANARY}",
         f"python -c{CANARY} {CANARY}",
         f"python -X {CANARY} -W {CANARY} -X{CANARY} serve.py {CANARY}",
@@ -190,9 +190,7 @@ def vllms_options() -> list[argparse.Action]:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
     except ImportError:
         from vllm.utils import FlexibleArgumentParser
-    return [
-        action for action in make_arg_parser(FlexibleArgumentParser())._actions if action.dest
-    ]
+    return [action for action in make_arg_parser(FlexibleArgumentParser())._actions if action.dest]
 
 
 VALUES = (

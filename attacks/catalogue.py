@@ -22,4 +22,6 @@ class Attack:
     minutes: float
 
 
-CATALOGUE: tuple[Attack, ...] = ()
+CATALOGUE: tuple[Attack, ...] = (
+    Attack("configs", "plan models whose config.json has odd values", count=30_000, minutes=4),
+)

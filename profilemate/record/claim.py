@@ -29,8 +29,13 @@ from profilemate.format.session import (
     Founding,
     read_founding,
 )
+from profilemate.messages import shortened
 from profilemate.record.command_line import root_argv
 from profilemate.record.redact import redact
+
+
+LONGEST_SHOWN = 300
+"""Characters of a path in a message."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def ensure_name(environ: MutableMapping[str, str]) -> str:
 
 def is_name(text: str) -> bool:
     """Whether this is a session's name, which no path out of the folder of sessions is."""
-    return re.fullmatch(r"session_[\w.-]+", text) is not None
+    return re.fullmatch(r"session_[\w.-]{1,100}", text, re.ASCII) is not None
 
 
 def claim(base: Path, name: str, producer: str) -> Place:
@@ -78,7 +83,8 @@ def claim(base: Path, name: str, producer: str) -> Place:
     except OSError as error:
         reason = error.strerror or str(error)
         raise SessionError(
-            f"cannot write to {base}: {reason} (set VLLM_PROFILING_DIR to a folder of yours)"
+            f"cannot write to {shortened(str(base), LONGEST_SHOWN)}: {reason} "
+            "(set VLLM_PROFILING_DIR to a folder of yours)"
         ) from None
     raise SessionError(f"{base} has a thousand sessions named {name} already")
 

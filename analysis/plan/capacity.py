@@ -108,9 +108,7 @@ def lay_out(model: Model, settings: Settings, grouping: Grouping) -> Layout:
     """
     found = stages(model, settings)
     if not any(found):
-        raise RuleError(
-            f"no layer of {model.name} keeps anything in the KV cache: nothing to plan"
-        )
+        raise RuleError(f"no layer of {model.name} keeps anything in the KV cache: nothing to plan")
     for number, stage in enumerate(found):
         if not stage:
             raise RuleError(

@@ -55,7 +55,9 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
         raise RuleError(f"{file} is no regular file; name a model's folder or its {FILE}")
     try:
         if file.stat().st_size > LARGEST_BYTES:
-            raise RuleError(f"{file} is too large for a {FILE}; name a model's folder or its {FILE}")
+            raise RuleError(
+                f"{file} is too large for a {FILE}; name a model's folder or its {FILE}"
+            )
         entries = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise RuleError(
@@ -150,7 +152,9 @@ def _kind(config: Config, number: int, count: int) -> str:
     if family == "qwen3_next":
         return _every(config.count("full_attention_interval", default=4), number + 1)
     if family == "nemotron_h":
-        raise RuleError(f"{config.name} has no hybrid_override_pattern, which says what layers keep")
+        raise RuleError(
+            f"{config.name} has no hybrid_override_pattern, which says what layers keep"
+        )
     if family == "bamba":
         return "attention" if number in config.numbers("attn_layer_indices") else "state"
     return "attention"

@@ -129,7 +129,9 @@ class Config:
     def _found(self, keys: tuple[str, ...]) -> tuple[str, Any]:
         """The first of the keys that has an entry, and the entry."""
         entries = self._entries
-        return next(((key, entries[key]) for key in keys if entries.get(key) is not None), ("", None))
+        return next(
+            ((key, entries[key]) for key in keys if entries.get(key) is not None), ("", None)
+        )
 
     def _check_length(self, key: str, length: int, entries: int | None) -> None:
         if entries is not None and length < entries:

@@ -33,7 +33,6 @@ from profilemate.messages import shortened
 from profilemate.record.command_line import root_argv
 from profilemate.record.redact import redact
 
-
 LONGEST_SHOWN = 300
 """Characters of a path in a message."""
 

@@ -59,7 +59,9 @@ def _asked(stages: Sequence[Stage]) -> Layout:
         try:
             return kv_cache_utils.get_kv_cache_configs(settings, asked, memory)
         except (NotImplementedError, ValueError) as error:
-            raise RuleError(f"vLLM {vllm.__version__} refuses these layers: {_line(error)}") from None
+            raise RuleError(
+                f"vLLM {vllm.__version__} refuses these layers: {_line(error)}"
+            ) from None
         except Exception as error:
             raise NoVllmError(f"{vllm.__version__} fails: {_line(error)}") from None
 

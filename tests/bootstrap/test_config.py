@@ -63,7 +63,9 @@ def test_seconds(value: str, seconds: float) -> None:
     assert (read.gpu_interval_sec, read.problems) == (seconds, ())
 
 
-@pytest.mark.parametrize("value", ["-1", "1s", "off", "nan", "inf", "1e999", "1e300", "\u0661", "\uff11", "-0.1"])
+@pytest.mark.parametrize(
+    "value", ["-1", "1s", "off", "nan", "inf", "1e999", "1e300", "\u0661", "\uff11", "-0.1"]
+)
 def test_what_is_no_number_of_seconds(value: str) -> None:
     read = config.read({"VLLM_PROFILING_GPU_INTERVAL": value})
     assert read.gpu_interval_sec == 1.0

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shlex
 import struct
 import sys
@@ -79,7 +77,7 @@ SPELLINGS = (
     f"--hf-overrides '{{\"{CANARY}\": 1}}'",
     f'--hf-overrides \'{{"rope_type": ["{CANARY}"]}}\'',
     f'--kv-transfer-config \'{{"kv_connector": "{CANARY}", "kv_role": "kv_both"}}\'',
-    f'--kv-transfer-config \'{{"kv_connector_extra_config": {{"secret_access_key": "{CANARY}"}}}}\'',
+    f'--kv-transfer-config \'{{"kv_connector_extra_config": {{"secret_key": "{CANARY}"}}}}\'',
     f'--kv-transfer-config \'{{"secret_access_key":"{CANARY}"}}\'',
     f'--kv-transfer-config \'{{"a": "{{\\"api_key\\": \\"{CANARY}\\"}}"}}\'',
     f'--kv-transfer-config \'{{"model": {{"model": "user:{CANARY}@host"}}}}\'',
@@ -239,29 +237,41 @@ HARMLESS = (
     "vllm serve MODEL",
     "vllm serve Qwen/Qwen3-8B",
     "/usr/bin/python3 /usr/local/bin/vllm serve meta-llama/Meta-Llama-3.1-8B-Instruct",
-    "python3.11 -u -m vllm.entrypoints.openai.api_server --model /models/llama-3.1_8b --port 8000",
+    "python3.11 -u -m vllm.entrypoints.openai.api_server --model /models/l-3.1_8b --port 8000",
     "python -m vllm.entrypoints.cli.main serve org/m -tp 2 -pp 2 -dp 4 -q fp8 -ep -n 2 -r 0",
-    "vllm serve org/m --tensor-parallel-size=8 --max-model-len 32k --gpu-memory-utilization 0.92 "
-    "--max-num-seqs 256 --max-num-batched-tokens 8192 --kv-cache-dtype fp8 --dtype bfloat16 "
-    "--enable-prefix-caching --no-enable-chunked-prefill --enforce-eager --seed 0 --block-size 16 "
-    "--trust-remote-code --quantization compressed-tensors --swap-space 4 --host 0.0.0.0",
+    (
+        "vllm serve org/m --tensor-parallel-size=8 --max-model-len 32k --gpu-memory-utilization 0.92 "
+        "--max-num-seqs 256 --max-num-batched-tokens 8192 --kv-cache-dtype fp8 --dtype bfloat16 "
+        "--enable-prefix-caching --no-enable-chunked-prefill --enforce-eager --block-size 16 "
+        "--trust-remote-code --quantization compressed-tensors --swap-space 4 --seed 0 --host 0.0.0.0"
+    ),
     "vllm serve --dtype auto --enforce-eager org/m --num_gpu_blocks_override 122",
     "vllm serve s3://bucket/models/llama --load-format runai_streamer --max-model-len auto",
-    "vllm serve /root/.cache/huggingface/hub/models--org--m/snapshots/"
-    "0123456789abcdef0123456789abcdef01234567 --served-model-name prod m-2 gguf:Q4_K_M",
+    (
+        "vllm serve /root/.cache/huggingface/hub/models--org--m/snapshots/"
+        "0123456789abcdef0123456789abcdef01234567 --served-model-name prod m-2 gguf:Q4_K_M"
+    ),
     "vllm serve org/m --config serve.yaml --kv-cache-metrics --kv-cache-metrics-sample 1.0",
     "vllm serve org/m -O3 -O.level=3 -cc.mode=3 -cc.cudagraph_mode FULL_DECODE_ONLY",
     "vllm serve org/m --cudagraph-capture-sizes 1 2 4 8 --attention-backend FLASH_ATTN",
     "vllm serve org/m --speculative-config.model org/draft --speculative-config.method eagle3",
     "vllm bench throughput --model org/m --num-prompts 100 --input-len 32 --output-len 128",
-    'vllm serve org/m --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE", '
-    '"cudagraph_capture_sizes": [1, 2, 4], "custom_ops": ["none", "+rms_norm"], "level": 3}\'',
-    'vllm serve org/m --speculative-config \'{"method": "ngram", "num_speculative_tokens": 5, '
-    '"prompt_lookup_max": 4, "model": "/models/draft"}\'',
-    'vllm serve org/m --kv-transfer-config \'{"kv_connector": "NixlConnector", "kv_role": '
-    '"kv_both"}\'',
-    'vllm serve org/m --hf-overrides \'{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, '
-    '"original_max_position_embeddings": 32768}}\' --limit-mm-per-prompt \'{"image": 2}\'',
+    (
+        'vllm serve org/m --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE", '
+        '"cudagraph_capture_sizes": [1, 2, 4], "custom_ops": ["none", "+rms_norm"], "level": 3}\''
+    ),
+    (
+        'vllm serve org/m --speculative-config \'{"method": "ngram", "num_speculative_tokens": 5, '
+        '"prompt_lookup_max": 4, "model": "/models/draft"}\''
+    ),
+    (
+        'vllm serve org/m --kv-transfer-config \'{"kv_connector": "NixlConnector", "kv_role": '
+        '"kv_both"}\''
+    ),
+    (
+        'vllm serve org/m --hf-overrides \'{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, '
+        '"original_max_position_embeddings": 32768}}\' --limit-mm-per-prompt \'{"image": 2}\''
+    ),
 )
 
 

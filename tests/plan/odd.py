@@ -19,9 +19,14 @@ from analysis.renderers import json as as_json
 from analysis.renderers.text import plan as as_text
 from tests.plan.truth import CONFIGS
 
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 NAMES = tuple(sorted(path.stem for path in CONFIGS.glob("*.json")))
 
-KEYS = tuple(
+KEYS = _words(
     """
     attn_layer_indices attn_layer_offset attn_layer_period attn_type_list block_configs
     compression_config conv_kernel decoder_sparse_step dtype expert_layer_offset expert_layer_period
@@ -35,7 +40,7 @@ KEYS = tuple(
     num_key_value_heads num_kv_shared_layers num_local_experts q_lora_rank qk_nope_head_dim
     qk_rope_head_dim quantization_config sliding_window sliding_window_pattern ssm_state_size
     text_config tie_word_embeddings torch_dtype use_sliding_window v_head_dim vocab_size
-    """.split()
+    """
 )
 
 
@@ -49,8 +54,8 @@ def _nested() -> Any:
 
 def _value(random: Random, before: Any) -> Any:
     """An odd value for an entry."""
-    words = (
-        "full_attention sliding_attention mamba attention moe linear_attention none 1 * M".split()
+    words = _words(
+        "full_attention sliding_attention mamba attention moe linear_attention none 1 * M"
     )
     choices: list[Any] = [
         None,
@@ -88,9 +93,9 @@ def _value(random: Random, before: Any) -> Any:
         {"quant_method": random.choice(["fp8", "mxfp4", 4, None, ["fp8"], "\x1b[31m"])},
         {"num_hidden_layers": 2, "layer_types": ["mamba"]},
         random.choice(NAMES).partition("-")[0],
-        "jamba nemotron_h falcon_h1 qwen3_next bamba gemma2 gpt2 deepseek_v3".split()[
-            random.randrange(8)
-        ],
+        random.choice(
+            _words("jamba nemotron_h falcon_h1 qwen3_next bamba gemma2 gpt2 deepseek_v3")
+        ),
         _nested(),
     ]
     if isinstance(before, int) and 1 < before < 10**9:

@@ -260,8 +260,8 @@ def test_a_value_that_looks_like_a_formula_stays_text(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     found = Folder(tmp_path / "other", [{"\uff1da": " \uff1d1\x1b[31m\n"}, {"\uff1da": "2"}], 1)
     found.add(0, 1, 10)
-    for text in (sweep_csv.table(found.read()), sweep_csv.runs(found.read())):
-        head, row = text.splitlines()[:2]
+    for written in (sweep_csv.table(found.read()), sweep_csv.runs(found.read())):
+        head, row = written.splitlines()[:2]
         assert head.startswith("kind,'\uff1da,")
         assert row.startswith("sweep,' \uff1d1\\x1b[31m\\x0a,")
 

@@ -23,5 +23,6 @@ class Attack:
 
 
 CATALOGUE: tuple[Attack, ...] = (
+    Attack("secrets", "look for secrets in what is kept of command lines", 200_000, minutes=1),
     Attack("configs", "plan models whose config.json has odd values", count=30_000, minutes=4),
 )

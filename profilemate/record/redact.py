@@ -52,7 +52,10 @@ _RANDOM = re.compile(
     r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{20,}|[A-Za-z0-9]{40,}"
     r"|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 )
-"""Digits and letters as nobody names a model."""
+_WORD = re.compile(r"[a-z]{3,}")
+SHORTEST_RANDOM = 24
+LEAST_WORDS = 1 / 3
+"""The share of a long name's letters that are in words; in random ones it is half of that."""
 _SNAPSHOT = re.compile(r"/snapshots/[0-9a-f]{40}(?=/|$)")
 """The folder of a model that was downloaded from the Hugging Face Hub."""
 _VLLM = re.compile(r"(.*/)?vllm|vllm\..*")
@@ -209,7 +212,19 @@ def _choice(text: str) -> str:
 def _name(text: str) -> str:
     if len(text) > LONGEST_NAME or not _NAME.fullmatch(text) or _KEY.search(text):
         return REDACTED
-    return REDACTED if _RANDOM.search(_SNAPSHOT.sub("", text)) else text
+    return REDACTED if _is_random(_SNAPSHOT.sub("", text)) else text
+
+
+def _is_random(text: str) -> bool:
+    """Whether a part of this path has digits and letters as nobody names a model."""
+    if _RANDOM.search(text):
+        return True
+    parts = (re.sub(r"[^A-Za-z0-9]", "", part) for part in text.split("/"))
+    return any(
+        len(part) >= SHORTEST_RANDOM
+        and sum(map(len, _WORD.findall(part))) < LEAST_WORDS * len(part)
+        for part in parts
+    )
 
 
 def _object(text: str, key: str | None = None) -> str:

@@ -240,10 +240,12 @@ HARMLESS = (
     "python3.11 -u -m vllm.entrypoints.openai.api_server --model /models/l-3.1_8b --port 8000",
     "python -m vllm.entrypoints.cli.main serve org/m -tp 2 -pp 2 -dp 4 -q fp8 -ep -n 2 -r 0",
     (
-        "vllm serve org/m --tensor-parallel-size=8 --max-model-len 32k --gpu-memory-utilization 0.92 "
-        "--max-num-seqs 256 --max-num-batched-tokens 8192 --kv-cache-dtype fp8 --dtype bfloat16 "
-        "--enable-prefix-caching --no-enable-chunked-prefill --enforce-eager --block-size 16 "
-        "--trust-remote-code --quantization compressed-tensors --swap-space 4 --seed 0 --host 0.0.0.0"
+        "vllm serve org/m --tensor-parallel-size=8 --max-model-len 32k "
+        "--gpu-memory-utilization 0.92 "
+        "--max-num-batched-tokens 8192 --kv-cache-dtype fp8 --dtype bfloat16 "
+        "--max-num-seqs 256 --enforce-eager "
+        "--enable-prefix-caching --no-enable-chunked-prefill --block-size 16 "
+        "--trust-remote-code --quantization compressed-tensors --swap-space 4 --host 0.0.0.0"
     ),
     "vllm serve --dtype auto --enforce-eager org/m --num_gpu_blocks_override 122",
     "vllm serve s3://bucket/models/llama --load-format runai_streamer --max-model-len auto",
@@ -273,6 +275,24 @@ HARMLESS = (
         '"original_max_position_embeddings": 32768}}\' --limit-mm-per-prompt \'{"image": 2}\''
     ),
 )
+
+
+NAMES = [
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "Qwen3-Coder-480B-A35B-Instruct-FP8",
+    "Meta-Llama-3.1-405B-Instruct-AWQ-INT4",
+    "Mixtral-8x22B-Instruct-v0.1-AWQ-INT4",
+    "gpt-oss-120b",
+    "Qwen3-235B-A22B-Instruct-2507-int4-AutoRound",
+    "Llama-3_1-Nemotron-Ultra-253B-v1",
+    "gemma-3-27b-it",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_models_stay(name: str) -> None:
+    for place in (["--model", f"org/{name}"], [f"--served-model-name={name}"], [f"/mnt/{name}"]):
+        assert redact(["vllm", "serve", *place]) == ["vllm", "serve", *place]
 
 
 @pytest.mark.parametrize("line", HARMLESS)

@@ -109,7 +109,7 @@ def _as_in_csv(text: pl.Series) -> pl.Series:
     """Text that a client controls, escaped as in the CSV tables, so that names compare."""
     # Hardly any text needs it, and one class of characters is found far faster than many texts.
     if text.str.contains(cells.ANY_HIDDEN).any():
-        text = text.str.replace_many(cells.HIDDEN, cells.ESCAPED)
+        text = text.str.replace_many(list(cells.HIDDEN), list(cells.ESCAPED))
     is_formula = text.str.contains(cells.FORMULA)
     if is_formula.any():
         text = text.set(is_formula, None).fill_null("'" + text)

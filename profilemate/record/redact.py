@@ -21,8 +21,8 @@ REDACTED = "***"
 LONGEST_VALUE = 20_000
 """Characters of a value that is looked at."""
 LONGEST_NAME = 1_000
-DEEPEST = 4
-"""Keys in the name of an option."""
+LONGEST_OPTION = 100
+"""Characters of an option's name, with the keys behind its dots."""
 LONGEST_NUMBER = 20
 """Digits of a number that is no key."""
 
@@ -30,11 +30,11 @@ Shown = Callable[[str], str]
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?([kmgt]?i?b?)", re.ASCII | re.IGNORECASE)
 _NAME = re.compile(
-    r"((https?|s3|gs|az|hf)://)?"
+    r"((s3|gs|az|hf)://)?"
     r"[\w.~/+, ()\[\]-]+"
     r"(:\w{1,16})?"
 )
-"""A model's name with a tag, a path, or a URL. What parts a password, a query or a variable's value
+"""A model's name with a tag, a path, or a URL as vLLM loads models from. What parts a password, a query or a variable's value
 from the rest is not in it."""
 _OPTION = re.compile(r"--[a-z]+([-_][a-z]+)*|-[a-zA-Z]")
 """How an option is called that is not known here."""
@@ -151,9 +151,9 @@ def _option(word: str) -> tuple[str, Shown, float]:
     flag, equals, value = word.partition("=")
     name, *keys = flag.split(".")
     long = name[2:].replace("_", "-") if name.startswith("--") else known.SHORT.get(name, "")
-    shown = _values(long, keys)
+    shown = _values(long, keys) if len(flag) <= LONGEST_OPTION else None
     if shown is None:
-        flag = flag if len(flag) < 40 and _OPTION.fullmatch(flag) else REDACTED
+        flag = flag if len(flag) < LONGEST_OPTION and _OPTION.fullmatch(flag) else REDACTED
         shown, left = _hidden, float("inf")
     elif shown is _boolean:
         left = 0
@@ -171,13 +171,8 @@ def _values(option: str, keys: Sequence[str]) -> Shown | None:
     """
     if keys:
         names = [key.rstrip("+").replace("-", "_") for key in keys]
-        if (
-            option in known.OBJECTS
-            and len(keys) <= DEEPEST
-            and all(name in known.KEYS for name in names)
-        ):
-            return partial(_object, key=names[-1])
-        return None
+        is_known = option in known.OBJECTS and all(name in known.KEYS for name in names)
+        return partial(_object, key=names[-1]) if is_known else None
     if option in known.FLAGS or option.removeprefix("no-") in known.FLAGS:
         return _boolean
     for options, shown in (

@@ -34,8 +34,8 @@ _NAME = re.compile(
     r"[\w.~/+, ()\[\]-]+"
     r"(:\w{1,16})?"
 )
-"""A model's name with a tag, a path, or a URL as vLLM loads models from. What parts a password, a query or a variable's value
-from the rest is not in it."""
+"""A model's name with a tag, a path, or a URL that vLLM loads models from. What parts a password,
+a query or a variable's value from the rest is not in it."""
 _OPTION = re.compile(r"--[a-z]+([-_][a-z]+)*|-[a-zA-Z]")
 """How an option is called that is not known here."""
 _KEY = re.compile(

@@ -30,8 +30,8 @@ Shown = Callable[[str], str]
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?([kmgt]?i?b?)", re.ASCII | re.IGNORECASE)
 _NAME = re.compile(
-    r"((s3|gs|az|hf)://)?"
-    r"[\w.~/+, ()\[\]-]+"
+    r"(?!-)((s3|gs|az|hf)://)?"
+    r"[\w.~/, ()\[\]-]+"
     r"(:\w{1,16})?"
 )
 """A model's name with a tag, a path, or a URL that vLLM loads models from. What parts a password,
@@ -214,7 +214,9 @@ def _is_random(text: str) -> bool:
     """Whether a part of this path has digits and letters as nobody names a model."""
     if _RANDOM.search(text):
         return True
-    parts = (re.sub(r"[^A-Za-z0-9]", "", part) for part in text.split("/"))
+    # Random characters may have a slash among them, and nothing else as names of folders have it.
+    parts = [text] if text.replace("/", "").isalnum() else text.split("/")
+    parts = [re.sub(r"[^A-Za-z0-9]", "", part) for part in parts]
     return any(
         len(part) >= SHORTEST_RANDOM
         and sum(map(len, _WORD.findall(part))) < LEAST_WORDS * len(part)

@@ -42,6 +42,10 @@ def saved(path: Path) -> tuple[str, str, float]:
     if path.exists() and not path.is_file():
         raise SessionError(f"{path} is not a regular file; save the metrics in one")
     try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise SessionError(
+                f"{path} has more than {LARGEST_BYTES >> 20} MiB; name saved metrics"
+            )
         return path.read_text("utf-8"), str(path), path.stat().st_mtime
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"

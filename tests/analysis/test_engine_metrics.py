@@ -609,10 +609,13 @@ def test_the_command(session: SessionBuilder, tmp_path: Path) -> None:
 
 def test_an_input_that_cannot_be_read_is_one_line(session: SessionBuilder, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(reconcile_page.LARGEST_BYTES + 1)
     for options, said in (
         ([], "give either --metrics-url URL or --metrics-file FILE"),
         (["--metrics-file", tmp_path / "none"], "cannot read"),
         (["--metrics-file", tmp_path / "pipe"], "is not a regular file"),
+        (["--metrics-file", tmp_path / "large"], "has more than 64 MiB"),
         (["--metrics-url", "localhost:8000"], "is not a URL"),
         (["--metrics-url", "http://local host:8000"], "is not a URL"),
         (["--metrics-url", "file:///etc/hostname"], "is not a URL"),

@@ -15,7 +15,7 @@ from attacks.figure import Figure
 from profilemate.record import known_options
 from profilemate.record.redact import redact
 
-PROGRAMS = (
+PROGRAMS: tuple[list[str], ...] = (
     ["vllm", "serve"],
     ["vllm", "serve", "org/model"],
     ["/usr/bin/python3", "-u", "/venv/bin/vllm", "serve", "org/model"],

@@ -26,4 +26,6 @@ CATALOGUE: tuple[Attack, ...] = (
     Attack("kill_completing", "kills while a session is completed", 3_000, 10),
     Attack("planted", "links in the place of what profilemate writes", 3_000, 8),
     Attack("journals", "journals damaged and forged in every way", 300_000, 40),
+    Attack("secrets", "look for secrets in what is kept of command lines", 200_000, minutes=1),
+    Attack("configs", "plan models whose config.json has odd values", count=30_000, minutes=4),
 )

@@ -13,8 +13,9 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
 from typing import NoReturn
+
+from profilemate.messages import say
 
 TRACEBACK = "PROFILEMATE_TRACEBACK"
 """Set to 1, it shows the traceback of an unexpected error."""
@@ -105,6 +106,5 @@ def _unexpected(error: BaseException) -> str:
 
 
 def _fail(text: str) -> NoReturn:
-    with suppress(OSError):
-        print("profilemate:", text, file=sys.stderr)
+    say(text)
     sys.exit(2)

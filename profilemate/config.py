@@ -25,6 +25,9 @@ GPU_INTERVAL = "VLLM_PROFILING_GPU_INTERVAL"
 NAMES = (SWITCH, ENABLE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED, GPU_TIMING, GPU_INTERVAL)
 
 DEFAULT_GPU_INTERVAL_SEC = 1.0
+LONGEST_INTERVAL_SEC = 86_400.0
+LONGEST_SHOWN = 80
+"""Characters of a value in a message."""
 
 EVERYTHING = "all"
 """Stands for every hook in VLLM_PROFILING_FAILED."""
@@ -63,7 +66,12 @@ class Config:
         after it has imported vLLM.
         """
         if self.asked_directory:
-            return Path(os.path.abspath(os.path.expanduser(self.asked_directory)))
+            asked = os.path.expanduser(self.asked_directory)
+            try:
+                return Path(os.path.abspath(asked))
+            except OSError:
+                # The working folder is gone, as the user will hear when a session is opened.
+                return Path(asked)
         import tempfile
 
         try:
@@ -83,7 +91,8 @@ def read(environ: Mapping[str, str]) -> Config:
         choice = _ON_OFF.get(value.lower())
         if choice is None and value:
             problems.append(
-                f"{name}={value} is not understood (1, true, on, yes, or 0, false, off, no); "
+                f"{name}={_shown(value)} is not understood "
+                "(1, true, on, yes, or 0, false, off, no); "
                 f"the default is used: {int(default)}"
             )
         return default if choice is None else choice
@@ -91,29 +100,43 @@ def read(environ: Mapping[str, str]) -> Config:
     def seconds(name: str, default: float) -> float:
         value = environ.get(name, "").strip()
         try:
-            choice = float(value) if value else default
+            choice = float(value.encode("ascii")) if value else default
         except ValueError:
             choice = math.nan
-        if 0 <= choice < math.inf:
+        if 0 <= choice <= LONGEST_INTERVAL_SEC:
             return choice
         problems.append(
-            f"{name}={value} is not understood (a number of seconds, 0 for off); "
+            f"{name}={_shown(value)} is not understood (a number of seconds, 0 for off); "
             f"the default is used: {default:g}"
         )
         return default
+
+    def folder(name: str) -> str:
+        value = environ.get(name, "")
+        if os.path.expanduser(value).startswith("~"):
+            problems.append(
+                f"{name}={_shown(value)} is not understood (there is no such user's home folder); "
+                "the default is used"
+            )
+            return ""
+        return value if value.strip() else ""
 
     failed = tuple(filter(None, environ.get(FAILED, "").split(",")))
     switched_on = [switch(SWITCH, True), switch(ENABLE_SWITCH, True)]
     return Config(
         enabled=all(switched_on) and EVERYTHING not in failed,
         verbose=switch(VERBOSE, False),
-        asked_directory=environ.get(DIRECTORY, ""),
+        asked_directory=folder(DIRECTORY),
         session=environ.get(SESSION, ""),
         failed=failed,
         gpu_timing=switch(GPU_TIMING, False),
         gpu_interval_sec=seconds(GPU_INTERVAL, DEFAULT_GPU_INTERVAL_SEC),
         problems=tuple(problems),
     )
+
+
+def _shown(value: str) -> str:
+    return value if len(value) <= LONGEST_SHOWN else f"{value[:LONGEST_SHOWN]}..."
 
 
 def leave_for_children(environ: MutableMapping[str, str], failed: str) -> None:

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from io import TextIOWrapper
 
 from profilemate import config
 
+LONGEST_LINE = 1_000
+"""Characters of a line; longer ones hold something that is no message."""
+LONGEST_CAUSE = 200
+
 _said: dict[str, object] = {}
+
+_NAMES_ONLY = (AttributeError, ImportError, NameError, RuntimeError, TypeError)
+"""Errors whose texts name parts of the code. Those of others may quote what they were given, which
+may be a client's."""
 
 
 def say(line: str) -> None:
     """Write one line, in one call, so that lines of several processes do not mix."""
-    text = f"profilemate: {' '.join(line.splitlines())}\n"
     try:
+        line = shortened(" ".join(line.splitlines()), LONGEST_LINE)
+        # Somebody else may have written a part of it, in the environment or in a folder's name.
+        text = f"profilemate: {''.join(map(_printable, line))}\n"
         stream = sys.stderr
         if type(stream) is TextIOWrapper:
             # Not through its buffer: a line that cannot be written would stay there and fail again
@@ -30,6 +41,27 @@ def say(line: str) -> None:
     except Exception:
         # stderr may be None, closed, a pipe without a reader, or anything that replaced it.
         pass
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, or its beginning and three dots."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _printable(char: str) -> str:
+    return char if char.isprintable() else ascii(char)[1:-1]
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong, in one line without anything that is not ours or vLLM's code."""
+    kind = type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return f"{kind}: {error.strerror}"
+    if isinstance(error, _NAMES_ONLY):
+        return shortened(f"{kind}: {' '.join(str(error).split())}", LONGEST_CAUSE)
+    for frame, line in list(traceback.walk_tb(error.__traceback__))[-1:]:
+        return f"{kind} at {os.path.basename(frame.f_code.co_filename)}:{line}"
+    return kind
 
 
 def say_once(key: str, line: str) -> None:

@@ -107,6 +107,14 @@ def lay_out(model: Model, settings: Settings, grouping: Grouping) -> Layout:
 
     """
     found = stages(model, settings)
+    if not any(found):
+        raise RuleError(f"no layer of {model.name} keeps anything in the KV cache: nothing to plan")
+    for number, stage in enumerate(found):
+        if not stage:
+            raise RuleError(
+                f"--pipeline-parallel-size {settings.pipeline_parallel}: no layer of stage "
+                f"{number} keeps anything in the KV cache; plan with fewer stages"
+            )
     return grouping(found if settings.hybrid else without_windows(found))
 
 

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import RuleError
-from analysis.plan.entries import FILE, Config
+from analysis.plan.entries import FILE, Config, said
 from analysis.plan.model import MOST_LAYERS, Attention, Layer, Model, State
-from analysis.plan.parameters import estimate
+from analysis.plan.parameters import estimate, layer_letters
 from analysis.plan.sizes import element_bytes
+
+LARGEST_BYTES = 16 << 20
+"""Larger than any model's config.json."""
 
 _NOT_KNOWN = {
     "index_topk": "a sparse attention's index",
@@ -51,6 +54,10 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
     if os.path.exists(file) and not os.path.isfile(file):
         raise RuleError(f"{file} is no regular file; name a model's folder or its {FILE}")
     try:
+        if file.stat().st_size > LARGEST_BYTES:
+            raise RuleError(
+                f"{file} is too large for a {FILE}; name a model's folder or its {FILE}"
+            )
         entries = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise RuleError(
@@ -104,14 +111,14 @@ def _layer(config: Config, number: int, count: int) -> tuple[Layer, ...]:
     """What layer ``number`` of ``count`` keeps."""
     if number >= count - config.count("num_kv_shared_layers"):
         return ()
-    kind = _kind(config, number)
+    kind = _kind(config, number, count)
     if kind == "nothing":
         return ()
     if kind == "both":
         return (_attention(config, None), _mamba2(config))
     if kind == "state":
         return (_state(config),)
-    return (_attention(config, _window(config, number)),)
+    return (_attention(config, _window(config, number, count)),)
 
 
 _LISTED = {
@@ -123,29 +130,33 @@ _LISTED = {
     "mlp": "nothing",
     "moe": "nothing",
 }
-_LETTERS = {"M": "state", "*": "attention"}
-"""The letters of Nemotron-H's pattern. Layers with another letter keep nothing."""
+_LETTERS = {"M": "state", "*": "attention", "-": "nothing", "E": "nothing"}
+"""The letters of Nemotron-H's pattern."""
 
 
-def _kind(config: Config, number: int) -> str:
+def _kind(config: Config, number: int, count: int) -> str:
     """What this layer keeps: ``attention`` (keys and values), ``state``, ``both`` or
     ``nothing``."""
     family = config.family
-    pattern = config.get("hybrid_override_pattern")
-    if isinstance(pattern, str):
-        return _LETTERS.get(pattern[number : number + 1], "nothing")
+    pattern = layer_letters(config, count)
+    if pattern:
+        return _LETTERS[pattern[number]]
     if family == "falcon_h1":
         return "both"
     if family == "jamba":
         offset = config.count("attn_layer_offset", default=4)
         return _every(config.count("attn_layer_period", default=8), number - offset)
-    listed = config.words("layer_types", "layers_block_type")
+    listed = config.words("layer_types", "layers_block_type", entries=count)
     if number < len(listed):
         return _known(config, listed[number])
     if family == "qwen3_next":
         return _every(config.count("full_attention_interval", default=4), number + 1)
+    if family == "nemotron_h":
+        raise RuleError(
+            f"{config.name} has no hybrid_override_pattern, which says what layers keep"
+        )
     if family == "bamba":
-        return "attention" if number in config.words("attn_layer_indices") else "state"
+        return "attention" if number in config.numbers("attn_layer_indices") else "state"
     return "attention"
 
 
@@ -158,7 +169,7 @@ def _known(config: Config, word: Any) -> str:
     kind = _LISTED.get(word) if isinstance(word, str) else None
     if kind is None:
         raise RuleError(
-            f"{config.name} has layers of a kind not known here ({word!r}); give --layers, "
+            f"{config.name} has layers of a kind not known here ({said(word)}); give --layers, "
             "--kv-heads and --head-size of what it keeps, or see what a session measured"
         )
     return kind
@@ -190,21 +201,22 @@ def _head_size(config: Config, heads: int) -> int:
     return size
 
 
-def _window(config: Config, number: int) -> int | None:
+def _window(config: Config, number: int, count: int) -> int | None:
     """Tokens of this layer's window; None where it attends to all tokens."""
-    window = config.get("sliding_window")
-    if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
+    window = config.count("sliding_window")
+    if not window:
         return None
     config.sources["window"] = f"{FILE}: sliding_window"
-    listed = config.words("layer_types")
+    listed = config.words("layer_types", entries=count)
     if number < len(listed):
         return window if listed[number] == "sliding_attention" else None
     if config.family in _ALTERNATING:
         every = config.count("sliding_window_pattern") or _ALTERNATING[config.family]
         return None if (number + 1) % every == 0 else window
-    if config.get("use_sliding_window") is False:
+    is_used = config.flag("use_sliding_window")
+    if is_used is False:
         return None
-    if config.get("use_sliding_window") and number < config.count("max_window_layers"):
+    if is_used and number < config.count("max_window_layers"):
         return None
     return window
 
@@ -253,7 +265,7 @@ def _stated_element_bytes(config: Config) -> int | None:
     """Bytes of one number of a state, where the model's family states a type for them."""
     if config.family != "nemotron_h":
         return None
-    stated = str(config.get("mamba_ssm_cache_dtype") or "float32")
+    stated = config.text("mamba_ssm_cache_dtype") or "float32"
     return None if stated == "auto" else element_bytes(stated, "mamba_ssm_cache_dtype")
 
 
@@ -272,8 +284,7 @@ def _gated_delta_net(config: Config) -> State:
 
 def _dtype(config: Config) -> str:
     """The type that vLLM computes in. vLLM casts float32 weights to 16 bits."""
-    stated = config.get("torch_dtype", "dtype")
-    name = str(stated).removeprefix("torch.")
+    name = config.text("torch_dtype", "dtype").removeprefix("torch.")
     if name in ("float16", "bfloat16"):
         config.sources["dtype"] = f"{FILE}: torch_dtype"
         return name
@@ -290,12 +301,13 @@ def _max_model_len(config: Config) -> int | None:
 def _quantization(config: Config) -> tuple[str | None, float | None]:
     """How the weights are quantized, and the bytes of one quantized number, without its
     scales."""
-    stated = config.get("quantization_config", "compression_config")
-    if not isinstance(stated, Mapping):
+    entries = config.part("quantization_config", "compression_config")
+    if not entries:
         return None, None
-    method = str(stated.get("quant_method") or stated.get("quantization_method") or "unknown")
-    bits = stated.get("bits") or stated.get("w_bit")
+    stated = Config(entries, f"{config.name}: quantization_config")
+    method = stated.text("quant_method", "quantization_method") or "unknown"
+    bits = stated.count("bits", "w_bit")
     widths = {"fp8": 1.0, "mxfp4": 4.25 / 8, "fbgemm_fp8": 1.0}
-    if isinstance(bits, int) and 0 < bits <= 16:
+    if 0 < bits <= 16:
         return method, bits / 8
     return method, widths.get(method)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MOST_LAYERS = 10_000
+MOST_LAYERS = 1_000
 """More than any model has."""
 
 

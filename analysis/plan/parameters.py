@@ -27,10 +27,10 @@ def estimate(config: Config, layers: tuple[tuple[Layer, ...], ...]) -> Parameter
     dense = experts = 0
     for number, kept in enumerate(layers):
         dense += sum(_mixer(config, hidden, one) for one in kept)
-        plain, mixed = _feed_forward(config, hidden, number)
+        plain, mixed = _feed_forward(config, hidden, number, len(layers))
         dense, experts = dense + plain, experts + mixed
-    tied = config.get("tie_word_embeddings")
-    tied = config.family in _TIED if tied is None else bool(tied)
+    tied = config.flag("tie_word_embeddings")
+    tied = config.family in _TIED if tied is None else tied
     positions = _number(config, "n_positions") or (
         _number(config, "max_position_embeddings") if config.family == "opt" else 0
     )
@@ -73,13 +73,13 @@ def _state(config: Config, hidden: int, kept: State) -> int:
     return hidden * (kept.channels + value + 2 * values) + value * hidden
 
 
-def _feed_forward(config: Config, hidden: int, number: int) -> tuple[int, int]:
+def _feed_forward(config: Config, hidden: int, number: int, count: int) -> tuple[int, int]:
     """How many numbers a layer's feed-forward part has outside of experts, and in experts."""
     matrices = 2 if config.family in _TWO_MATRICES else 3
     inner = _number(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
-    pattern = config.get("hybrid_override_pattern")
-    if isinstance(pattern, str):
-        return (matrices * hidden * inner if pattern[number : number + 1] == "-" else 0), 0
+    pattern = layer_letters(config, count)
+    if pattern:
+        return (matrices * hidden * inner if pattern[number] == "-" else 0), 0
     count = _experts(config, number)
     if not count:
         return matrices * hidden * inner, 0
@@ -100,11 +100,16 @@ def _experts(config: Config, number: int) -> int:
     offset = _number(config, "expert_layer_offset")
     if number < _number(config, "first_k_dense_replace"):
         return 0
-    if number in config.words("mlp_only_layers"):
+    if number in config.numbers("mlp_only_layers"):
         return 0
     if config.family.startswith("qwen"):
         offset = period - 1
     return count if count > 1 and number % period == offset else 0
+
+
+def layer_letters(config: Config, layers: int) -> str:
+    """The letter of each layer in Nemotron-H's pattern; empty where there is no pattern."""
+    return config.letters("hybrid_override_pattern", "M*-E", layers)
 
 
 def _number(config: Config, *keys: str) -> int:

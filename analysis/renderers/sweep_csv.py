@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.sweep import FIGURES, Repeated, Run, Sweep
+from profilemate.format.cells import plain
 
 
 def table(found: Sweep) -> str:
@@ -27,7 +28,7 @@ def table(found: Sweep) -> str:
             ]
         )
     for each in found.combinations:
-        settings = [_plain(each.settings.get(name, "")) for name in names]
+        settings = [each.settings.get(name, "") for name in names]
         rows.append(
             [
                 *("sweep", *settings),
@@ -50,9 +51,9 @@ def _run(run: Run, names: Sequence[str]) -> list[Any]:
     settings = run.settings or {}
     return [
         "baseline" if run.settings is None else "sweep",
-        *(_plain(settings.get(name, "")) for name in names),
+        *(settings.get(name, "") for name in names),
         *(run.repeat, run.state, run.exit_code, run.seconds, run.source),
-        *(_plain(run.why or ""), run.session),
+        *(run.why or "", run.session),
         *(run.figures.get(figure.name) for figure in FIGURES),
     ]
 
@@ -69,14 +70,11 @@ def _spread(figures: Mapping[str, Repeated]) -> list[float | None]:
     return cells
 
 
-def _plain(text: str) -> str:
-    """Text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
-
-
 def _written(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
+    # Settings, paths, and what a failed run said are text of others.
+    writer.writerows(
+        [plain(cell) if isinstance(cell, str) else cell for cell in row] for row in (head, *rows)
+    )
     return out.getvalue()

@@ -21,15 +21,12 @@ from analysis.errors import SessionError
 from analysis.tables.faults import shown
 from analysis.tables.find import JOURNAL
 from analysis.tables.schema import Table
+from profilemate.format import cells
 
 _CHUNK = 16 << 20
 _LINE = 1 << 16
 
 _CLIENT_TEXT = ("request_id", "lora")
-_CONTROL = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)]
-_ANY_CONTROL = f"[{''.join(_CONTROL)}]"
-_FORMULA = "^[=+@-]"
-_ESCAPED = [f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in _CONTROL]
 
 
 @dataclass(frozen=True)
@@ -110,11 +107,12 @@ def _frame(lines: bytes, table: Table, part: Extent, columns: Sequence[str]) -> 
 
 def _as_in_csv(text: pl.Series) -> pl.Series:
     """Text that a client controls, escaped as in the CSV tables, so that names compare."""
-    # Hardly any text needs it, and one class of characters is found far faster than 67 texts.
-    if text.str.contains(_ANY_CONTROL).any():
-        text = text.str.replace_many(_CONTROL, _ESCAPED)
-    if text.str.contains(_FORMULA).any():
-        text = text.set(text.str.contains(_FORMULA), None).fill_null("'" + text)
+    # Hardly any text needs it, and one class of characters is found far faster than many texts.
+    if text.str.contains(cells.ANY_HIDDEN).any():
+        text = text.str.replace_many(list(cells.HIDDEN), list(cells.ESCAPED))
+    is_formula = text.str.contains(cells.FORMULA)
+    if is_formula.any():
+        text = text.set(is_formula, None).fill_null("'" + text)
     return text
 
 

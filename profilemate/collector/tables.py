@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 
+from profilemate.format.cells import plain
 from profilemate.format.folder import Folder
 
 COLUMNS = {
@@ -49,7 +50,6 @@ COLUMNS = {
 LONGEST_ROW = 4096
 """More bytes than a row has that holds no client's text."""
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NEEDS_QUOTES = re.compile(r'[",]')
 
 Append = Callable[[str], None]
@@ -112,25 +112,15 @@ class Tables:
 
 
 def text_cell(text: str) -> str:
-    r"""A CSV cell for text that a client controls.
+    """A CSV cell for text that a client controls, quoted as RFC 4180 says where it has to be.
 
-    Control characters become ``\xNN``; a cell that a spreadsheet would take for a formula
-    begins with an apostrophe; commas and quotes are quoted as RFC 4180 says.
-
-    >>> text_cell("=1+1"), text_cell("a,b"), text_cell("x\ny") == r"x\x0ay"
-    ("'=1+1", '"a,b"', True)
+    >>> text_cell("=1+1"), text_cell("a,b")
+    ("'=1+1", '"a,b"')
     """
-    text = _CONTROL.sub(_escaped, text)
-    if text.startswith(("=", "+", "-", "@")):
-        text = "'" + text
+    text = plain(text)
     if _NEEDS_QUOTES.search(text):
         text = '"' + text.replace('"', '""') + '"'
     return text
-
-
-def _escaped(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def whole_rows(folder: Folder, table: str) -> int:

@@ -48,13 +48,17 @@ def _print(findings: Sequence[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from analysis.wording.printable import printable
+
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column()
     styles = {"good": "green", "degraded": "yellow", "bad": "red"}
     for finding in findings:
-        found = finding.found + (f"\n-> {finding.advice}" if finding.advice else "")
+        found = printable(finding.found)
+        if finding.advice:
+            found += f"\n-> {printable(finding.advice)}"
         state = Text(finding.state, styles[finding.state])
         table.add_row(_short(finding.about), state, Text(found))
     Console(soft_wrap=False).print(table)

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import NamedTuple, Protocol
 
 from profilemate import ROOT, config
-from profilemate.messages import give_up, say, say_if_verbose
+from profilemate.messages import cause, give_up, say, say_if_verbose
 
 
 class Finder(Protocol):
@@ -112,8 +112,8 @@ def activate(finder: Finder, vllm: ModuleType) -> None:
         _repair_pythonpath(finder.start_folder)
         wanted = _choose(hooks, list(vars(vllm).get("__path__", ())))
     except Exception as error:
-        give_up(f"it cannot start ({error!r})")
-        _set_all(hooks, f"could not start: {error!r}")
+        give_up(f"it cannot start ({cause(error)})")
+        _set_all(hooks, f"could not start: {cause(error)}")
         return
     for hook in wanted:
         _wait(hook, finder)
@@ -190,7 +190,7 @@ def _attach(hook: Hook, module: ModuleType) -> None:
 
 
 def _failed(hook: Hook, error: Exception) -> None:
-    reason = " ".join(f"{type(error).__name__}: {error}".splitlines())
+    reason = cause(error)
     _set(hook, reason)
     config.leave_for_children(os.environ, hook.name)
     version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")

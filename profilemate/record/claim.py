@@ -29,11 +29,14 @@ from profilemate.format.session import (
     Founding,
     read_founding,
 )
+from profilemate.messages import shortened
 from profilemate.record.command_line import root_argv
 from profilemate.record.redact import redact
 
 LONGEST_NAME = 200
 """Bytes of a session's name: file systems take 255, and a number may come behind it."""
+LONGEST_SHOWN = 300
+"""Characters of a path in a message."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,8 @@ def ensure_name(environ: MutableMapping[str, str]) -> str:
 
 def is_name(text: str) -> bool:
     """Whether this is a session's name, which no path out of the folder of sessions is."""
-    if len(text.encode("utf-8", "surrogateescape")) > LONGEST_NAME:
-        return False
-    return re.fullmatch(r"session_[\w.-]+", text) is not None
+    fits = len(text) <= LONGEST_NAME
+    return fits and re.fullmatch(r"session_[\w.-]+", text, re.ASCII) is not None
 
 
 def claim(base: Path, name: str, producer: str) -> Place:
@@ -84,7 +86,8 @@ def claim(base: Path, name: str, producer: str) -> Place:
     except OSError as error:
         reason = error.strerror or str(error)
         raise SessionError(
-            f"cannot write to {base}: {reason} (set VLLM_PROFILING_DIR to a folder of yours)"
+            f"cannot write to {shortened(str(base), LONGEST_SHOWN)}: {reason} "
+            "(set VLLM_PROFILING_DIR to a folder of yours)"
         ) from None
     raise SessionError(f"{base} has a thousand sessions named {name} already")
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from profilemate.format.events import PARTS, Op
-from profilemate.messages import say
+from profilemate.messages import cause, say
 from profilemate.record import encode
 from profilemate.record.encode import Event
 from profilemate.record.output import Costs, Output, say_lost
@@ -155,7 +155,7 @@ class Recorder:
         if self._stopped:
             return
         self._stopped = self._is_off = True
-        reason = f"{type(error).__name__}: {error}"
+        reason = cause(error)
         self.status(failed={where: reason})
         self._take_hooks_away()
         say(f"{self.name}: recording stopped, {where} failed ({reason}); vLLM goes on")
@@ -164,7 +164,7 @@ class Recorder:
         """Go on without these parts, whose hooks have been taken away."""
         if self._stopped:
             return
-        reason = f"{where}: {type(error).__name__}: {error}"
+        reason = f"{where}: {cause(error)}"
         lost = {}
         for part in parts:
             self.keep((encode.once, Op.LOST, time.monotonic_ns(), (list(PARTS).index(part),)))

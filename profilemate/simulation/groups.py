@@ -59,11 +59,21 @@ def _asked(stages: Sequence[Stage]) -> Layout:
         try:
             return kv_cache_utils.get_kv_cache_configs(settings, asked, memory)
         except (NotImplementedError, ValueError) as error:
-            raise RuleError(f"vLLM {vllm.__version__} refuses these layers: {error}") from None
+            raise RuleError(
+                f"vLLM {vllm.__version__} refuses these layers: {_line(error)}"
+            ) from None
         except Exception as error:
             raise NoVllmError(f"{vllm.__version__} fails: {_line(error)}") from None
 
     found = [made(stage) for stage in range(len(stages))]
+    try:
+        return _layout(stages, found, vllm.__version__)
+    except (ArithmeticError, LookupError, ValueError) as error:
+        raise NoVllmError(f"{vllm.__version__} makes odd groups: {_line(error)}") from None
+
+
+def _layout(stages: Sequence[Stage], found: Sequence[Any], version: str) -> Layout:
+    """The groups that vLLM made, once for each stage as the one that decides."""
     specs = {name: spec for stage in stages for name, spec in stage.items()}
     return Layout(
         groups=tuple(
@@ -73,7 +83,7 @@ def _asked(stages: Sequence[Stage]) -> Layout:
         bytes_per_block=tuple(
             _bytes_per_block(configs[stage].num_blocks) for stage, configs in enumerate(found)
         ),
-        decided_by=f"vLLM {vllm.__version__}",
+        decided_by=f"vLLM {version}",
     )
 
 

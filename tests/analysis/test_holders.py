@@ -124,7 +124,10 @@ def test_a_leak_beside_requests_that_share_is_at_least_so_large(session: Session
     assert (found.leaked_blocks, found.at_least, found.idle_sec) == (5, True, None)
 
 
-@pytest.mark.parametrize("name", ["=1+1", "two\nlines", "-", 'a "b", c', "é\u2028"])
+@pytest.mark.parametrize(
+    "name",
+    ["=1+1", "two\nlines", "-", 'a "b", c', "é\u2028", "\u3000\uff1d1", "\u202ex", "\u200b="],
+)
 def test_ids_are_found_as_the_tables_write_them(session: SessionBuilder, name: str) -> None:
     from profilemate.collector.tables import text_cell
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from profilemate import config
 from tests.bootstrap.conftest import ROOT, User
 
 IMPORT = """\
@@ -123,6 +124,16 @@ def test_wrong_value_is_one_line_in_all_processes(vllm_user: User) -> None:
     assert lines.count(ALL_ATTACHED.partition("] ")[2]) == 4
     assert stderr.startswith("profilemate: VLLM_PROFILING=maybe is not understood")
     assert stderr.count("\n") == 1
+
+
+def test_absurd_values_are_a_line_each(vllm_user: User) -> None:
+    """However many are wrong, and whatever they hold, vLLM starts."""
+    names = set(config.NAMES) - {config.SESSION, config.FAILED}
+    absurd = dict.fromkeys(names, "\x1b[31m\u202e" + "9" * 100_000)
+    lines, stderr = run_with_children(vllm_user, **absurd)
+    assert lines.count(ALL_ATTACHED.partition("] ")[2]) == 4
+    assert len(stderr.splitlines()) == 5
+    assert all(line.isprintable() and len(line) < 300 for line in stderr.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def test_seconds(value: str, seconds: float) -> None:
     assert (read.gpu_interval_sec, read.problems) == (seconds, ())
 
 
-@pytest.mark.parametrize("value", ["-1", "1s", "off", "nan", "inf", "1e999"])
+@pytest.mark.parametrize(
+    "value", ["-1", "1s", "off", "nan", "inf", "1e999", "1e300", "\u0661", "\uff11", "-0.1"]
+)
 def test_what_is_no_number_of_seconds(value: str) -> None:
     read = config.read({"VLLM_PROFILING_GPU_INTERVAL": value})
     assert read.gpu_interval_sec == 1.0
@@ -72,6 +74,56 @@ def test_what_is_no_number_of_seconds(value: str) -> None:
         f"VLLM_PROFILING_GPU_INTERVAL={value} is not understood (a number of seconds, 0 for off); "
         "the default is used: 1"
     )
+
+
+ABSURD = (
+    "\x1b[31m",
+    "\u0661",
+    "\udcff",
+    "-1",
+    "nan",
+    "1e400",
+    "=1+1",
+    "../../etc",
+    "~nobody-of-that-name",
+    "/dev/null/x",
+    "  ",
+    "\n",
+    "a/b",
+    "0" * 1_000_000,
+    "x" * 1_000_000,
+    "," * 1_000_000,
+)
+
+
+@pytest.mark.parametrize("value", ABSURD, ids=lambda value: ascii(value)[:12])
+@pytest.mark.parametrize("name", config.NAMES)
+def test_an_absurd_value_is_one_line_at_most(name: str, value: str) -> None:
+    read = config.read({name: value})
+    assert read.enabled
+    assert not read.gpu_timing
+    assert 0 <= read.gpu_interval_sec <= 86_400
+    assert read.directory.is_absolute()
+    assert len(read.problems) <= 1
+    assert all(len(line) < 300 for line in read.problems)
+
+
+def test_a_home_that_nobody_has_is_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read = config.read({"VLLM_PROFILING_DIR": "~nobody-of-that-name/profiles"})
+    assert read.directory == config.read({}).directory
+    (problem,) = read.problems
+    assert "there is no such user's home folder" in problem
+
+
+def test_a_working_folder_that_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert config.read({"VLLM_PROFILING_DIR": "profiles"}).directory == Path("profiles")
 
 
 def test_gpu_timing_is_a_switch() -> None:

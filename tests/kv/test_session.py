@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from profilemate import messages
 from profilemate.collector.lock import Lock
 from profilemate.config import SESSION
 from profilemate.format import processes
@@ -108,6 +109,64 @@ def test_a_folder_that_cannot_be_made_is_named(model: Path, hooks_on: None, tmp_
     (line,) = lines
     assert "file/sessions" in line
     assert "VLLM_PROFILING_DIR" in line
+
+
+ABSURD_FOLDERS = (
+    "x" * 5_000,
+    "/".join(["x" * 200] * 100),
+    "/dev/null",
+    "/dev/null/x",
+    "/proc/x",
+    "\x1b[31m\u202e" + "x" * 5_000,
+    "file",
+)
+
+
+@pytest.mark.parametrize("folder", ABSURD_FOLDERS, ids=lambda folder: ascii(folder)[:12])
+def test_a_folder_that_nobody_can_use_is_one_line(
+    model: Path, hooks_on: None, tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    # No other test has said it in this process.
+    monkeypatch.setattr(messages, "_said", {})
+    with said() as lines, hooks_only(Path(folder)):
+        assert build_scheduler(model, 10) is not None
+    (line,) = lines
+    assert line.startswith("profilemate: off, cannot write to ")
+    assert line.endswith("VLLM_PROFILING_DIR to a folder of yours); vLLM runs without it")
+    assert line.isprintable()
+    assert len(line) < 1_000
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SESSION": "../../elsewhere"},
+        {"SESSION": "session_/x"},
+        {"SESSION": "session_" + "x" * 1_000},
+        {"SESSION": "session_\u0661_\u0661_\u0661_x"},
+        {"SESSION": "\x1b[31m", "GPU_INTERVAL": "nan", "GPU_TIMING": "-1", "VERBOSE": "\udcff"},
+        {"FAILED": "x" * 100_000},
+        {"FAILED": "\x1b[31m,,,/,\udcff"},
+    ],
+    ids=ascii,
+)
+def test_absurd_variables_cost_nothing(
+    model: Path, hooks_on: None, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    """The session is recorded as ever, in its folder and nowhere else."""
+    sessions = tmp_path / "sessions"
+    with said() as lines, hooks_only(sessions), pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(f"VLLM_PROFILING_{name}", value)
+        build_scheduler(model, 10)
+        # It is the name that children get.
+        assert is_name(os.environ[SESSION])
+    assert len(list(lines)) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["sessions"]
+    assert (only_session(sessions) / "journal" / "engine0.journal").exists()
 
 
 def test_the_same_producer_again_opens_a_session_beside_it(tmp_path: Path) -> None:
@@ -227,9 +286,6 @@ def test_the_longest_name_has_room_for_a_number(tmp_path: Path) -> None:
         (["--ssl-keyfile-password", "s3cret"], ["--ssl-keyfile-password", "***"]),
         (["--max-num-batched-tokens", "8192"], ["--max-num-batched-tokens", "8192"]),
         (["--tokenizer", "mine"], ["--tokenizer", "mine"]),
-        (['{"api_key": "s3cret", "port": 1}'], ['{"api_key": "***", "port": 1}']),
-        (["redis://user:s3cret@host:1"], ["redis://user:***@host:1"]),
-        (["https://host/path"], ["https://host/path"]),
     ],
 )
 def test_secrets_are_redacted(given: list[str], kept: list[str]) -> None:

@@ -169,7 +169,7 @@ def test_a_session_in_words(session: SessionBuilder) -> None:
         ([LLAMA, "--gpu", "9999TiB"], "--gpu '9999TiB': no GPU has that much memory"),
         (
             ["--layers", 10**9, "--kv-heads", 1, "--head-size", 64, "--max-model-len", 64],
-            "--layers 1000000000: a model has fewer, at most 10,000 here",
+            "--layers 1000000000: a model has fewer, at most 1,000 here",
         ),
         ([LLAMA, "--weights", "16 pounds"], "'16 pounds' is not a size"),
         ([LLAMA, "--kv-cache-dtype", "fp3"], "--kv-cache-dtype 'fp3' is not known here"),

@@ -257,6 +257,13 @@ def test_a_value_that_looks_like_a_formula_stays_text(tmp_path: Path) -> None:
     found = Folder(tmp_path, [{"a": "=1+1"}, {"a": "2"}], 1)
     found.add(0, 1, 10)
     assert sweep_csv.table(found.read()).splitlines()[1].startswith("sweep,'=1+1,")
+    (tmp_path / "other").mkdir()
+    found = Folder(tmp_path / "other", [{"\uff1da": " \uff1d1\x1b[31m\n"}, {"\uff1da": "2"}], 1)
+    found.add(0, 1, 10)
+    for written in (sweep_csv.table(found.read()), sweep_csv.runs(found.read())):
+        head, row = written.splitlines()[:2]
+        assert head.startswith("kind,'\uff1da,")
+        assert row.startswith("sweep,' \uff1d1\\x1b[31m\\x0a,")
 
 
 def test_every_key_is_documented(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from profilemate.hooks.gpu import executions, graphs, worker_facts
 from profilemate.hooks.gpu.gpu_timer import GpuTimer
 from profilemate.hooks.instances import own_method, put, reference, required_method
 from profilemate.hooks.producers import open_journal
-from profilemate.messages import give_up, say
+from profilemate.messages import cause, give_up, say
 from profilemate.record import launch
 from profilemate.record.recorder import WORKER_PAUSE_SEC, Recorder
 
@@ -66,7 +66,7 @@ def watch(worker: Any) -> None:
         version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
         say(
             f"CUDA graphs and GPU memory are not recorded: this vLLM ({version}) has workers that "
-            f"profilemate does not know ({type(error).__name__}: {error}); the KV cache is recorded"
+            f"profilemate does not know ({cause(error)}); the KV cache is recorded"
         )
 
 
@@ -170,4 +170,4 @@ def _after(instance: Any, name: str, run: Callable[..., None], recorder: Recorde
 
 def _lose_numbers(recorder: Recorder, name: str, error: Exception) -> None:
     """The numbers of the start-up are lost; executions are recorded all the same."""
-    recorder.status(failed={name: f"{type(error).__name__}: {error}"})
+    recorder.status(failed={name: cause(error)})

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from profilemate import __version__
+from profilemate.record.redact import public_name
 
 
 def engine_rank(vllm_config: Any) -> int:
@@ -143,7 +144,7 @@ def _model(config: Any, groups: Any) -> dict[str, Any]:
         if hasattr(group.kv_cache_spec, "page_size_bytes")
     ]
     return {
-        "name": fact(lambda: str(model.served_model_name or model.model)),
+        "name": fact(lambda: public_name(str(model.served_model_name or model.model))),
         "architecture": fact(lambda: list(model.architectures)),
         "layers": fact(lambda: int(model.get_num_layers(parallel))),
         "kv_heads": fact(lambda: int(model.get_num_kv_heads(parallel))),

@@ -16,6 +16,8 @@ METADATA = "metadata.json"
 JOURNAL = "journal"
 
 _STAMP = re.compile(r"session_(\d{8}_\d{6})")
+_NUMBERED = re.compile(r"(session_\d{8}_\d{6}_\d+_[0-9a-f]{6})(?:_([2-9]|[1-9]\d{1,2}))?")
+"""A name that profilemate made, and the number that it gave a session beside the first."""
 
 
 def default_folder() -> Path:
@@ -56,6 +58,28 @@ def is_session(folder: Path) -> bool:
     """Whether this folder holds a session's metadata, its journal or one of its tables."""
     files = [METADATA, *(table.file for table in TABLES.values())]
     return (folder / JOURNAL).is_dir() or any((folder / file).is_file() for file in files)
+
+
+def siblings(session: Path) -> list[Path]:
+    """The sessions of the program that left this one, itself included, the first one first.
+
+    They have one name, numbered from the second on, in one folder. A session with a name that
+    profilemate did not make, or in a folder that cannot be listed, is alone.
+    """
+    folder = session.resolve()
+    match = _NUMBERED.fullmatch(folder.name)
+    if match is None:
+        return [session]
+    found = {}
+    try:
+        for child in folder.parent.iterdir():
+            other = _NUMBERED.fullmatch(child.name)
+            if other and other[1] == match[1] and child.is_dir() and is_session(child):
+                found[int(other[2] or 1)] = child
+    except OSError:
+        return [session]
+    found[int(match[2] or 1)] = session
+    return [found[number] for number in sorted(found)]
 
 
 def _newest_in(folder: Path) -> Path:

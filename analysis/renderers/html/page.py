@@ -53,6 +53,8 @@ def render(summary: Summary, series: Series) -> str:
     notes = [f"Warning: {warning}." for warning in summary.warnings]
     if session.state != "complete":
         notes.insert(0, f"{words.unfinished(session.state)}: {session.note or ''}")
+    if session.siblings:
+        notes.append(f"{words.MORE}{words.more(session.siblings)}.")
     content = Template(asset("page.html")).substitute(
         title=elements.text(session.session_id),
         directory=elements.text(session.directory),

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from tests.analysis.builder import METADATA, SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.journals import NAME, ended_session
 
+ROOT = Path(__file__).parent.parent.parent
 OTHER = "session_20260131_120000_4711_facade"
 
 
@@ -65,14 +69,23 @@ def test_siblings_of_a_link_and_of_the_folder_one_stands_in(
     assert siblings(Path()) == [Path(), base / f"{NAME}_2"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
-def test_a_folder_that_cannot_be_listed_shows_none(tmp_path: Path) -> None:
-    beside(tmp_path, NAME, f"{NAME}_2")
-    tmp_path.chmod(0o100)
-    try:
-        assert siblings(tmp_path / NAME) == [tmp_path / NAME]
-    finally:
-        tmp_path.chmod(0o700)
+def test_a_folder_that_cannot_be_listed_shows_none() -> None:
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from analysis.tables.find import siblings\n"
+        "os.geteuid() or os.setuid(65534)\n"  # root may list every folder
+        "print(len(siblings(Path(sys.argv[1]))))\n"
+    )
+    with tempfile.TemporaryDirectory() as base:
+        beside(Path(base), NAME, f"{NAME}_2")
+        counts = []
+        for mode in (0o755, 0o311):
+            os.chmod(base, mode)
+            command = [sys.executable, "-c", script, os.path.join(base, NAME)]
+            counts.append(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout)
+        os.chmod(base, 0o700)
+    assert counts == ["2\n", "1\n"]
 
 
 def test_the_summary_names_the_others(tmp_path: Path) -> None:

@@ -22,4 +22,6 @@ class Attack:
     minutes: float
 
 
-CATALOGUE: tuple[Attack, ...] = ()
+CATALOGUE: tuple[Attack, ...] = (
+    Attack("kills", "signals at random moments, to an engine and to its collector", 200, 15),
+)

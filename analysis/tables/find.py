@@ -63,8 +63,8 @@ def is_session(folder: Path) -> bool:
 def siblings(session: Path) -> list[Path]:
     """The sessions of the program that left this one, itself included, the first one first.
 
-    They have one name, numbered from the second on, in one folder. A session with a name that
-    profilemate did not make, or in a folder that cannot be listed, is alone.
+    They have one name, numbered from the second on, in one folder, and are one user's. A session
+    with a name that profilemate did not make, or in a folder that cannot be listed, is alone.
     """
     folder = session.resolve()
     match = _NUMBERED.fullmatch(folder.name)
@@ -72,9 +72,12 @@ def siblings(session: Path) -> list[Path]:
         return [session]
     found = {}
     try:
+        owner = folder.stat().st_uid
         for child in folder.parent.iterdir():
             other = _NUMBERED.fullmatch(child.name)
-            if other and other[1] == match[1] and child.is_dir() and is_session(child):
+            if other is None or other[1] != match[1] or child.lstat().st_uid != owner:
+                continue
+            if child.is_dir() and is_session(child):
                 found[int(other[2] or 1)] = child
     except OSError:
         return [session]

@@ -88,6 +88,14 @@ def test_a_folder_that_cannot_be_listed_shows_none() -> None:
     assert counts == ["2\n", "1\n"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_another_users_session_is_no_sibling(tmp_path: Path) -> None:
+    """In a folder for all users, anybody can make one with this name."""
+    beside(tmp_path, NAME, f"{NAME}_2", f"{NAME}_3")
+    os.chown(tmp_path / f"{NAME}_2", 65534, -1)
+    assert [path.name for path in siblings(tmp_path / NAME)] == [NAME, f"{NAME}_3"]
+
+
 def test_the_summary_names_the_others(tmp_path: Path) -> None:
     beside(tmp_path, NAME, f"{NAME}_2", f"{NAME}_3", OTHER)
     text = " ".join(invoke("summary", tmp_path / NAME).stdout.split())

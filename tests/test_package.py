@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel and the sdist: built without a network, and the wheel installed where nothing else is."""
+"""The wheel and the sdist: built without a network; the wheel installed where nothing else is."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_listed_shows_none() -> None:
         for mode in (0o755, 0o311):
             os.chmod(base, mode)
             command = [sys.executable, "-c", script, os.path.join(base, NAME)]
-            counts.append(subprocess.check_output(command, cwd=ROOT, text=True).stdout)
+            counts.append(subprocess.check_output(command, cwd=ROOT, text=True))
         os.chmod(base, 0o700)
     assert counts == ["2\n", "1\n"]
 

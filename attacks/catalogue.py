@@ -23,5 +23,7 @@ class Attack:
 
 
 CATALOGUE: tuple[Attack, ...] = (
+    Attack("kills_server", "signals at random moments, to the processes of vllm serve", 20, 20),
+    Attack("same_results", "the same requests with and without profilemate", 1000, 15),
     Attack("kills", "signals at random moments, to an engine and to its collector", 200, 15),
 )

@@ -132,7 +132,8 @@ def tables_of_an_undisturbed_run(model: Path, folder: Path) -> dict[str, bytes]:
             drive(model, clock)
 
     assert Child(engine).end() == 0
-    return make_tables(only_session(folder), folder / "tables").bytes_of()
+    whole: dict[str, bytes] = make_tables(only_session(folder), folder / "tables").bytes_of()
+    return whole
 
 
 def _attempt(
@@ -197,11 +198,9 @@ def _engine(
 def _send(
     sent: signal.Signals, target: str, pid: int, session: Path, chance: random.Random
 ) -> None:
-    pids = {
-        "engine": lambda: [pid],
-        "collector": lambda: processes_with(session),
-        "both": lambda: [pid, *processes_with(session)],
-    }[target]()
+    pids = [] if target == "collector" else [pid]
+    if target != "engine":
+        pids += processes_with(session)
     for one in pids:
         with suppress(ProcessLookupError):
             os.kill(one, sent)

@@ -18,40 +18,48 @@ from attacks.figure import Figure
 from tests.support.engine import Lab, metadata, requests, sessions, wait_until_settled
 
 APP = Path(__file__).parent / "apps" / "answers.py"
+RUNS = ("bare", "profiled")
 HOURS = 2
 
 
 def run(count: int, seed: int, folder: Path) -> list[Figure]:
     lab = Lab(folder)
     adapter = write_adapter(lab.model, folder / "adapter")
-    answers = {}
-    for name in ("bare", "profiled"):
-        (folder / name).mkdir()
-        command = [sys.executable, str(APP), str(lab.model), str(adapter), str(folder / name)]
-        with (folder / name / "log").open("wb") as log:
-            subprocess.run(
-                [*command, str(count), str(seed), *KINDS],
-                env=lab.environment(
-                    name, profiled=name == "profiled", VLLM_ENABLE_V1_MULTIPROCESSING="0"
-                ),
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                timeout=HOURS * 3600,
-                check=False,
-            )
-        answers[name] = {
-            kind: json.loads((folder / name / f"{kind}.json").read_text()) for kind in KINDS
-        }
-        print(f"  {name}: done", flush=True)
+    running = [start(lab, adapter, name, count, seed) for name in RUNS]
+    for process in running:
+        process.wait(HOURS * 3600)
     wait_until_settled(lab.sessions("profiled"))
     figures = [
         figure
         for kind in KINDS
-        for figure in compared(kind, answers["bare"][kind], answers["profiled"][kind])
+        for figure in compared(kind, *(answers(folder / name, kind) for name in RUNS))
     ]
     return [*figures, *recorded(lab.sessions("profiled"))]
+
+
+def start(lab: Any, adapter: Path, name: str, count: int, seed: int) -> subprocess.Popen[bytes]:
+    """Run all kinds of engines, the first one with all requests, the others with a quarter."""
+    folder = lab.folder / name
+    folder.mkdir()
+    command = [sys.executable, str(APP), str(lab.model), str(adapter), str(folder)]
+    environment = lab.environment(
+        name, profiled=name == "profiled", VLLM_ENABLE_V1_MULTIPROCESSING="0"
+    )
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, str(count), str(seed), *KINDS],
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def answers(folder: Path, kind: str) -> dict[str, Any]:
+    """What one engine answered, or its error."""
+    found: dict[str, Any] = json.loads((folder / f"{kind}.json").read_text())
+    return found
 
 
 def compared(kind: str, bare: dict[str, Any], profiled: dict[str, Any]) -> list[Figure]:

@@ -104,11 +104,12 @@ class Requests:
     def structure(self) -> Any:
         from vllm.sampling_params import StructuredOutputsParams
 
-        return StructuredOutputsParams(
-            **self.chance.choice(
-                [{"json": SCHEMA}, {"regex": "[a-f]{3,12}"}, {"choice": ["yes", "no", "perhaps"]}]
-            )
-        )
+        structures: list[dict[str, Any]] = [
+            {"json": SCHEMA},
+            {"regex": "[a-f]{3,12}"},
+            {"choice": ["yes", "no", "perhaps"]},
+        ]
+        return StructuredOutputsParams(**self.chance.choice(structures))
 
     def extra(self, adapter: str) -> dict[str, Any]:
         """What a request has besides: its priority, and an adapter."""
@@ -123,7 +124,9 @@ class Requests:
 
 def plain(output: Any) -> Any:
     """All of an answer that does not depend on time."""
-    if not hasattr(output.outputs, "__iter__"):
+    if hasattr(output.outputs, "embedding"):
+        return output.outputs.embedding
+    if hasattr(output.outputs, "data"):
         return output.outputs.data.tolist()
     return {
         "cached": output.num_cached_tokens,
@@ -167,7 +170,7 @@ def all_at_once(llm: Any, requests: Requests, adapter: str, numbers: range) -> d
 def step_by_step(llm: Any, requests: Requests, adapter: str, numbers: range) -> dict[str, Any]:
     """Requests come between steps, some leave before their end, and the cache is reset."""
     engine, chance = llm.llm_engine, requests.chance
-    waiting, living = list(numbers)[::-1], {}
+    waiting, living = list(numbers)[::-1], dict[str, None]()
     answers: dict[str, Any] = {}
     while waiting or engine.has_unfinished_requests():
         for _ in range(chance.choice([0, 0, 1, 3])):
@@ -218,7 +221,8 @@ def main() -> None:
             os.waitpid(pid, 0)
             continue
         try:
-            result = run(model, adapter, kind, int(count), int(seed))
+            wanted = int(count) if kind == kinds[0] else int(count) // 4
+            result = run(model, adapter, kind, wanted, int(seed))
         except Exception as error:
             traceback.print_exc()
             result = {"error": f"{type(error).__name__}: {error}"}

@@ -178,7 +178,7 @@ class Load:
                 answer.read()
 
     def decoded(self) -> int:
-        """Tokens that clients got, but for the first of each, which the step of the prompt makes."""
+        """Tokens that clients got, but for the first of each, which its prompt's step makes."""
         return sum(max(0, len(answer.tokens) - 1) for answer in self._answers)
 
 

@@ -120,6 +120,7 @@ def test_all_takes_them_together(tmp_path: Path) -> None:
     assert [(row[0], row[-2]) for row in rows] == [("1", "50.00"), ("2", "40.00")]
     for name in (NAME, f"{NAME}_2"):
         assert f"profilemate  {name}" in lines, "each has its summary"
+    assert "More of this program" not in shown.stdout
 
     known = json.loads(invoke("summary", tmp_path / NAME, "--all", "--json").stdout)
     assert known["siblings_version"] == 1

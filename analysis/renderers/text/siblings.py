@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TextIO
 
 from analysis.judgement.siblings import Sibling, Siblings
@@ -33,7 +34,8 @@ def _layout(found: Siblings, bar: str) -> Iterator[Line]:
     for one in found.summaries:
         yield ()
         yield (("=" * WIDTH, "label"),)
-        yield from summary.layout(one, bar)
+        # All are here: none needs to name the others.
+        yield from summary.layout(replace(one, session=replace(one.session, siblings=())), bar)
 
 
 _HEADS = ("", "engines", "blocks", "requests", "hit rate", "evictions", "peak usage")

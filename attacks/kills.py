@@ -9,7 +9,6 @@ undisturbed.
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import os
 import random
@@ -27,7 +26,7 @@ from attacks.figure import Figure
 from profilemate import collector
 from tests.kv.children import Child, Say, processes_with
 from tests.kv.recording import TABLES, Clock, Tables, found, hooks_only, make_tables, only_session
-from tests.kv.test_killed import CLOSED_AT_ONCE, QUICK_LOSS_SEC
+from tests.kv.test_killed import QUICK_LOSS_SEC, settled
 from tests.kv.test_killed import run as drive
 from tests.support.scheduler import write_model
 
@@ -251,29 +250,6 @@ def _check(
     left = {path.name for path in session.iterdir()} - TABLE_FILES
     if left or list(scratch.iterdir()):
         seen.broke("files", f"{about}: {sorted(left)} {sorted(scratch.iterdir())}")
-
-
-def settled(table: str, contents: dict[str, bytes], *, unwound: bool) -> bytes:
-    """The rows that are as they would be had nobody sent a signal.
-
-    Not the last one, where the table's rows are open: it counts less than it would have. And where
-    an exception ended a step half-way, none of that step, which are those of the last moment.
-    """
-    rows = contents[table].splitlines(keepends=True)
-    if unwound:
-        last = max(map(_times, contents.values()), key=lambda times: times[-1])[-1]
-        rows = [row for row, time in zip(rows, _times(contents[table]), strict=True) if time < last]
-    if table not in CLOSED_AT_ONCE:
-        rows = rows[:-1]
-    return b"".join(rows)
-
-
-def _times(content: bytes) -> list[float]:
-    """When each row was written; a header before all others."""
-    rows = content.splitlines()
-    if content.startswith(b"{"):
-        return [json.loads(row)["finish_sec"] for row in rows]
-    return [-1.0, *(float(row.partition(b",")[0]) for row in rows[1:])]
 
 
 def _has_ended(pid: int) -> bool:

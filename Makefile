@@ -47,7 +47,7 @@ DOCS_TOOLS := $(DOCS)/tools/.made
 
 docs: $(DOCS_TOOLS) ## build the documentation as a site, in .docs/site; a broken link is an error
 	@rm -rf $(DOCS)/source $(DOCS)/site && mkdir $(DOCS)/source
-	@cp -r README.md CONTRIBUTING.md CHANGELOG.md docs $(DOCS)/source
+	@cp -r README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs $(DOCS)/source
 	@$(DOCS)/tools/bin/zensical build --clean --strict
 	@echo "$(DOCS)/site/index.html"
 

@@ -86,6 +86,7 @@ from analysis.requests.waiting import Waiting, WaitingTally
 from analysis.summary import About, Summary
 from analysis.tables import facts
 from analysis.tables.facts import Facts
+from analysis.tables.find import siblings
 from analysis.tables.session import Session
 
 
@@ -397,4 +398,7 @@ def _about(session: Session) -> About:
         ended_at=text("ended_at"),
         duration_sec=session.end_sec,
         begin_sec=session.begin_sec,
+        siblings=tuple(
+            other.name for other in siblings(session.directory) if other != session.directory
+        ),
     )

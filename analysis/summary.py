@@ -41,7 +41,8 @@ class About:
 
     ``note``: one sentence where the session is not complete, or another user's. ``duration_sec``:
     from its beginning to the last event in its tables. ``begin_sec``: the end of the warm-up, which
-    all figures but the cost leave out.
+    all figures but the cost leave out. ``siblings``: the names of the other sessions that the same
+    program left beside it.
     """
 
     directory: str
@@ -52,6 +53,7 @@ class About:
     ended_at: str | None
     duration_sec: float
     begin_sec: float
+    siblings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -28,4 +28,7 @@ CATALOGUE: tuple[Attack, ...] = (
     Attack("journals", "journals damaged and forged in every way", 300_000, 40),
     Attack("secrets", "look for secrets in what is kept of command lines", 200_000, minutes=1),
     Attack("configs", "plan models whose config.json has odd values", count=30_000, minutes=4),
+    Attack("kills_server", "signals at random moments, to the processes of vllm serve", 20, 20),
+    Attack("same_results", "the same requests with and without profilemate", 1000, 15),
+    Attack("kills", "signals at random moments, to an engine and to its collector", 200, 15),
 )

@@ -19,6 +19,7 @@ from analysis.engine_metrics import Reconciliation
 from analysis.judgement.check import Checked
 from analysis.judgement.comparison import Comparison
 from analysis.judgement.measures import Measure
+from analysis.judgement.siblings import Siblings
 from analysis.plan import Plan
 from analysis.plan.reality import Reality
 from analysis.summary import Summary
@@ -32,6 +33,7 @@ VERSION = 1
 
 _KINDS: Mapping[type, str] = {
     Summary: "summary",
+    Siblings: "siblings",
     Comparison: "comparison",
     Checked: "check",
     Sweep: "sweep",
@@ -42,7 +44,18 @@ _KINDS: Mapping[type, str] = {
     Reality: "plan",
 }
 
-Found = Summary | Comparison | Checked | Sweep | Reconciliation | Simulated | Curve | Plan | Reality
+Found = (
+    Summary
+    | Siblings
+    | Comparison
+    | Checked
+    | Sweep
+    | Reconciliation
+    | Simulated
+    | Curve
+    | Plan
+    | Reality
+)
 
 
 def render(found: Found) -> str:

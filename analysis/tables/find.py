@@ -19,6 +19,8 @@ KEPT_JOURNAL = "journal-kept"
 """The journal of a session that has ended, where not all of it could be read."""
 
 _STAMP = re.compile(r"session_(\d{8}_\d{6})")
+_NUMBERED = re.compile(r"(session_\d{8}_\d{6}_\d+_[0-9a-f]{6})(?:_([2-9]|[1-9]\d{1,2}))?")
+"""A name that profilemate made, and the number that it gave a session beside the first."""
 
 
 def default_folder() -> Path:
@@ -65,6 +67,31 @@ def is_session(folder: Path) -> bool:
 def has_journal(folder: Path) -> bool:
     """Whether there are journals from which ``profilemate finalize`` makes the tables."""
     return any((folder / name).is_dir() for name in (JOURNAL, KEPT_JOURNAL))
+
+
+def siblings(session: Path) -> list[Path]:
+    """The sessions of the program that left this one, itself included, the first one first.
+
+    They have one name, numbered from the second on, in one folder, and are one user's. A session
+    with a name that profilemate did not make, or in a folder that cannot be listed, is alone.
+    """
+    folder = session.resolve()
+    match = _NUMBERED.fullmatch(folder.name)
+    if match is None:
+        return [session]
+    found = {}
+    try:
+        owner = folder.stat().st_uid
+        for child in folder.parent.iterdir():
+            other = _NUMBERED.fullmatch(child.name)
+            if other is None or other[1] != match[1] or child.lstat().st_uid != owner:
+                continue
+            if child.is_dir() and is_session(child):
+                found[int(other[2] or 1)] = child
+    except OSError:
+        return [session]
+    found[int(match[2] or 1)] = session
+    return [found[number] for number in sorted(found)]
 
 
 def _newest_in(folder: Path, *, own_first: bool) -> Path:

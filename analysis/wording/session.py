@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.pool.usage import Usage, blocks_by_engine
@@ -69,6 +69,18 @@ def cost(of: Cost) -> Fact:
 def unfinished(state: State) -> str:
     """What a session that is not complete is."""
     return "Still running" if state == "running" else "Cut off"
+
+
+def more(siblings: Sequence[str]) -> str:
+    """Which sessions there are beside this one, and how to see them together."""
+    others = ", ".join(siblings[:3])
+    if len(siblings) > 3:
+        others += f" and {len(siblings) - 3} more"
+    return f"{others} ('profilemate summary --all' shows them together)"
+
+
+MORE = "More of this program: "
+"""Goes in front of ``more``: each engine of a program has a session."""
 
 
 def window(duration_sec: float, begin_sec: float) -> str:

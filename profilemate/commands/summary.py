@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from profilemate.commands.shared.options import (
     After,
@@ -21,6 +24,14 @@ class SummaryOptions:
     session: SessionArgument = None
     after: After = 0.0
     requests_after: RequestsAfter = 0
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Also the other sessions of the same program, which has one for each LLM: a table "
+            "of all, then the summary of each.",
+        ),
+    ] = False
     as_json: AsJson = False
 
 
@@ -38,6 +49,7 @@ def summary(options: SummaryOptions) -> int:
       profilemate summary ~/runs/session_20260131_120000_4711_c0ffee
       profilemate summary --after 30s
                                       without the first half minute
+      profilemate summary --all       every engine that the program made
       profilemate summary --json | jq .prefix_cache.true.token_rate
 
     \b
@@ -48,7 +60,24 @@ def summary(options: SummaryOptions) -> int:
     from analysis import summarize
     from analysis.renderers.text import summary as text
 
+    if options.every:
+        return _together(options)
     with status("reading the session"):
         found = summarize(opened(options.session, options.after, options.requests_after))
+    show(found, text.write, as_json=options.as_json)
+    return 0
+
+
+def _together(options: SummaryOptions) -> int:
+    """Show the session and those beside it."""
+    from analysis.judgement.siblings import together
+    from analysis.renderers.text import siblings as text
+    from analysis.tables.find import find_session, siblings
+
+    with status("reading the sessions"):
+        folders = siblings(find_session(options.session))
+        found = together(
+            [opened(folder, options.after, options.requests_after) for folder in folders]
+        )
     show(found, text.write, as_json=options.as_json)
     return 0

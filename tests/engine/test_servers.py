@@ -74,7 +74,7 @@ def served(servers: tuple[Server, Server], lab: Lab) -> Served:
     server.stop()
     engine.wait_for(
         "the session to be complete and its collector to be gone",
-        lambda: engine.metadata(session)["complete"] and not engine.processes_about(session),
+        lambda: engine.metadata(session).get("complete") and not engine.processes_about(session),
         engine.SETTLED_SECONDS,
     )
     log = server.log.read_text(errors="replace")
@@ -239,7 +239,8 @@ class Killed:
 def killed(servers: tuple[Server, Server], lab: Lab) -> Killed:
     server = servers[1]
     session = engine.session_of(server, lab.sessions("servers"))
-    (engine_pid,) = engine.engine_pids(session).values()
+    (engine_pid,) = engine.wait_for_engines(session, 1).values()
+    collector_pid = engine.collector_pid(session)
     answers = [answer(server.port, tokens(seed, 150), SHORT) for seed in range(4)]
     engine.wait_for(
         "rows of the short answers",
@@ -248,16 +249,19 @@ def killed(servers: tuple[Server, Server], lab: Lab) -> Killed:
     )
     caught_up = engine.tables(session)
 
+    # The engine halts meanwhile: on a busy machine the answer would be at its end by then.
     answers.append(Answer(server.port, tokens(4, 150), LONG).read(READ))
-    engine.kill(engine.collector_pid(session))
+    with engine.halted(engine_pid):
+        engine.kill(collector_pid)
     answers[-1].read()
     cut_off = engine.tables(session)
 
     answers.append(Answer(server.port, tokens(5, 150), ENDLESS).read(READ))
-    before = engine.copy_journal(session, lab.folder / "before the server's death")
-    engine.kill(server.process.pid)
-    answers[-1].read()
-    size = engine.journal_size(session)
+    with engine.halted(engine_pid):
+        before = engine.copy_journal(session, lab.folder / "before the server's death")
+        engine.kill(server.process.pid)
+        answers[-1].read()
+        size = engine.journal_size(session)
     engine.wait_for(
         "the engine to go on", lambda: engine.journal_size(session) > size, engine.END_SECONDS
     )

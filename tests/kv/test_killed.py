@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +37,8 @@ STEP_US = 11_000
 QUICK_LOSS_SEC = 0.1
 """What a kill may cost of steps that do not wait for a model, on a busy machine."""
 PATIENCE_SEC = 120
+ADMITTED = 100
+"""Requests until the engine is asked to end."""
 
 
 def run(
@@ -111,10 +115,9 @@ def ended_by(message: list[Any]) -> list[float]:
 
 def check(tables: Tables, whole: dict[str, bytes], last_step: int) -> None:
     """Everything up to the last step that ended is there, as without the kill."""
-    for table, content in tables.bytes_of().items():
-        # A row that is open at the end counts less than it would have.
-        closed = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
-        assert whole[table].startswith(content if table in CLOSED_AT_ONCE else closed), table
+    contents = tables.bytes_of()
+    for table in contents:
+        assert whole[table].startswith(settled(table, contents)), table
     steps = tables.rows("scheduler_steps.csv")
     assert sum(row["repeats"] for row in steps) in (last_step, last_step + 1)
     metadata = tables.metadata
@@ -129,6 +132,29 @@ CLOSED_AT_ONCE = (
     "kv_cache_evictions.csv",
     "requests.jsonl",
 )
+
+
+def settled(table: str, contents: dict[str, bytes], *, unwound: bool = False) -> bytes:
+    """The rows that are as they would be had nobody sent a signal.
+
+    Not the last one, where the table's rows are open: it counts less than it would have. And where
+    an exception ended a step half-way, none of that step, which are those of the last moment.
+    """
+    rows = contents[table].splitlines(keepends=True)
+    if unwound:
+        last = max(map(_times, contents.values()), key=lambda times: times[-1])[-1]
+        rows = [row for row, time in zip(rows, _times(contents[table]), strict=True) if time < last]
+    if table not in CLOSED_AT_ONCE:
+        rows = rows[:-1]
+    return b"".join(rows)
+
+
+def _times(content: bytes) -> list[float]:
+    """When each row was written; a header before all others."""
+    rows = content.splitlines()
+    if content.startswith(b"{"):
+        return [json.loads(row)["finish_sec"] for row in rows]
+    return [-1.0, *(float(row.partition(b",")[0]) for row in rows[1:])]
 
 
 @pytest.mark.parametrize("steps", [1, 60, 170])
@@ -151,6 +177,45 @@ def test_engine_killed_in_quick_steps(model: Path, tmp_path: Path) -> None:
     assert all(ended[-1] - when < QUICK_LOSS_SEC for when in lost)
     assert tables.metadata["complete"]
     assert tables.metadata["processes"][0]["mismatches"] == 0
+
+
+def test_engine_asked_to_end_in_a_step(
+    model: Path, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """vLLM's engines answer SIGTERM with SystemExit, wherever they are. Here it is half-way through
+    a step that has allocated blocks."""
+
+    def engine(say: Say) -> None:
+        from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+
+        admit, admissions = FCFSRequestQueue.pop_request, iter(range(ADMITTED))
+
+        def admit_or_end(queue: Any) -> Any:
+            if next(admissions, None) is None:
+                sys.exit(1)
+            return admit(queue)
+
+        FCFSRequestQueue.pop_request = admit_or_end
+        clock = Clock()
+        with hooks_only(tmp_path, clock, name=found(tmp_path, clock)):
+            run(model, clock, say)
+
+    child = Child(engine)
+    ended = [when for message in child.rest() for when in ended_by(message)]
+    assert child.end() == 1
+    session = only_session(tmp_path)
+    collector.finalize(session)
+    tables = Tables(session)
+    contents = tables.bytes_of()
+    for table in contents:
+        assert whole[table].startswith(settled(table, contents, unwound=True)), table
+    assert sum(row["repeats"] for row in tables.rows("scheduler_steps.csv")) == len(ended) > 50
+    half = [row for row in tables.rows("kv_cache_allocations.csv") if row["step"] == len(ended)]
+    assert half[-1]["event"] == "allocate"
+    assert half[-1]["timestamp_sec"] > tables.rows("scheduler_steps.csv")[-1]["timestamp_sec"]
+    (process,) = tables.metadata["processes"]
+    assert tables.metadata["complete"]
+    assert (process["ended"], process["mismatches"]) == ("exit", 0)
 
 
 def test_engine_killed_beside_its_collector(

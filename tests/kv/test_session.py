@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from analysis import open_session
+from analysis.judgement.siblings import together
+from analysis.tables.find import siblings
 from profilemate import messages
 from profilemate.collector.lock import Lock
 from profilemate.config import SESSION
@@ -25,7 +28,7 @@ from profilemate.record.claim import claim, ensure_name, is_name
 from profilemate.record.redact import redact
 from tests.kv.children import Child, Say, said
 from tests.kv.recording import hooks_only, only_session
-from tests.support.scheduler import build_scheduler
+from tests.support.scheduler import RequestMaker, build_scheduler, step, tokens
 
 NAME = "session_20260101_000000_1_abcdef"
 
@@ -177,6 +180,28 @@ def test_the_same_producer_again_opens_a_session_beside_it(tmp_path: Path) -> No
     assert other.founding == places[0].founding
     for place in [*places, other]:
         os.close(place.fd)
+
+
+def test_the_engines_of_one_program_are_siblings(
+    model: Path, hooks_on: None, tmp_path: Path
+) -> None:
+    """Two schedulers side by side: a session each, with what that one did."""
+    with hooks_only(tmp_path):
+        schedulers = [build_scheduler(model, blocks) for blocks in (600, 40)]
+        make = RequestMaker()
+        for number, scheduler in enumerate(schedulers):
+            for request in range(number + 1):
+                scheduler.add_request(make(f"{number}-{request}", tokens(request, 64), 4))
+        while any(scheduler.has_unfinished_requests() for scheduler in schedulers):
+            for scheduler in schedulers:
+                step(scheduler)
+    folders = sorted(tmp_path.glob("session_*"))
+    name = folders[0].name
+    assert [folder.name for folder in folders] == [name, f"{name}_2"]
+    found = together([open_session(folder) for folder in siblings(folders[1])])
+    assert [(one.pool_blocks, one.requests) for one in found.sessions] == [(600, 1), (40, 2)]
+    assert [one.session.siblings for one in found.summaries] == [(f"{name}_2",), (name,)]
+    assert {one.session.state for one in found.summaries} == {"complete"}
 
 
 def test_producers_that_race_agree(tmp_path: Path) -> None:

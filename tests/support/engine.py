@@ -50,7 +50,7 @@ ENGINE_OPTIONS = (
 START_SECONDS = 600
 """Far more than vLLM needs: an idle machine takes half a minute."""
 END_SECONDS = 300
-SETTLED_SECONDS = 60
+SETTLED_SECONDS = 300
 """By then the collector, which gives way to whatever else runs here, has written what there is, and
 ended if vLLM has. An idle machine takes a second."""
 
@@ -401,7 +401,7 @@ def engine_pids(session: Path) -> dict[int, int]:
 def wait_for_engines(session: Path, count: int) -> dict[int, int]:
     """As ``engine_pids``, once there are this many."""
     wait_for(
-        f"{count} engines in the metadata",
+        f"{count} engines in the metadata, which the collector writes when it has a processor",
         lambda: len(metadata(session).get("processes", ())) >= count,
         END_SECONDS,
     )
@@ -483,6 +483,17 @@ def stop(*pids: int) -> None:
     """Halt processes where they are, so that they take no processor time until they are killed."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
+
+
+@contextmanager
+def halted(*pids: int) -> Iterator[None]:
+    """Processes stand still in the block, and go on after it."""
+    stop(*pids)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def children(pid: int) -> dict[int, str]:

@@ -33,20 +33,21 @@ from analysis.renderers.text.sections import (
 )
 from analysis.summary import About, Summary
 from analysis.wording.formats import duration
-from analysis.wording.session import unfinished
+from analysis.wording.session import MORE, more, unfinished
 
 
 def write(summary: Summary, out: TextIO) -> None:
     """Print the summary."""
-    paint(lambda bar: _layout(summary, bar), out)
+    paint(lambda bar: layout(summary, bar), out)
 
 
 def render(summary: Summary) -> str:
     """The summary as plain text."""
-    return plain(lambda bar: _layout(summary, bar))
+    return plain(lambda bar: layout(summary, bar))
 
 
-def _layout(summary: Summary, bar: str) -> Iterator[Line]:
+def layout(summary: Summary, bar: str) -> Iterator[Line]:
+    """The summary's lines."""
     yield from _header(summary.session)
     for warning in summary.warnings:
         yield from wrapped("Warning: ", warning, "warning", "warning")
@@ -92,3 +93,5 @@ def _header(about: About) -> Iterator[Line]:
     if about.begin_sec:
         left_out = f"the first {duration(about.begin_sec)} of {duration(about.duration_sec)}"
         yield from wrapped("Warm-up left out: ", left_out, "warning", "")
+    if about.siblings:
+        yield from wrapped(MORE, more(about.siblings), "warning", "")

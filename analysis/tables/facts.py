@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.tables.metadata import flag, number, part, parts, text, whole
+from analysis.tables.metadata import flag, is_newer, number, part, parts, text, whole
+from analysis.tables.schema import FORMAT_VERSION
 from analysis.tables.session import Session
 
 FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -179,6 +180,11 @@ def warnings(session: Session) -> tuple[str, ...]:
 def _warnings(metadata: Mapping[str, Any]) -> Iterator[str]:
     if not metadata:
         yield "metadata.json is missing: what ran is not known"
+    if is_newer(metadata):
+        yield (
+            f"metadata.json: format_version is {metadata['format_version']}, and this analyzer "
+            f"reads {FORMAT_VERSION}: what the newer format changed, it does not know"
+        )
     dropped = whole(metadata.get("dropped_events"))
     if dropped:
         yield f"{dropped:,} events were dropped: the disk was full or failed; figures are too low"

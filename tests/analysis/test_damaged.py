@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis import open_session, summarize
-from tests.analysis.builder import COLUMNS, SessionBuilder
+from tests.analysis.builder import COLUMNS, SessionBuilder, sound_row
 from tests.analysis.invoke import invoke
 from tests.analysis.test_session import error_of
 
@@ -58,9 +58,8 @@ class TestNumbers:
         says: str,
     ) -> None:
         session.metadata(complete=complete)
-        columns = COLUMNS[table].split(",")
-        good = ["1"] * len(columns)
-        bad = [value if name == column else "1" for name in columns]
+        columns, good = COLUMNS[table].split(","), sound_row(table)
+        bad = [value if name == column else cell for name, cell in zip(columns, good, strict=True)]
         lines = [COLUMNS[table], *(",".join(row) for row in (good, bad, good))]
         (session.folder / table).write_text("\n".join(lines) + "\n")
         assert f"{table}, line 3: {column} is {value!r}, {says}" in error_of(session)

@@ -118,6 +118,9 @@ _GRAPH_USAGE = (
 
 _TIMELINE = (*_BATCH, _switch("dummy"))
 
+MOST_TOKENS_A_SEC = 1e6
+"""No engine gives one request more tokens in a second, by far."""
+
 _TOKENS = pl.col("input_length") + pl.col("output_length")
 _ARRIVED = pl.col("timestamp") / 1e3
 
@@ -125,12 +128,12 @@ _REQUESTS = (
     _at_least_one("block_size"),
     Rule(
         ("timestamp", "first_token_sec"),
-        _ARRIVED <= pl.col("first_token_sec") + MOST_APART_SEC,
+        pl.col("first_token_sec") + MOST_APART_SEC >= _ARRIVED,
         "its first token came before it arrived",
     ),
     Rule(
         ("timestamp", "finish_sec"),
-        _ARRIVED <= pl.col("finish_sec") + MOST_APART_SEC,
+        pl.col("finish_sec") + MOST_APART_SEC >= _ARRIVED,
         "it ended before it arrived",
     ),
     Rule(
@@ -141,6 +144,12 @@ _REQUESTS = (
     _at_most(
         *("first_token_sec", "finish_sec", "it ended before its first token"),
         MOST_APART_SEC,
+    ),
+    Rule(
+        ("output_length", "timestamp", "finish_sec"),
+        pl.col("output_length")
+        <= (pl.col("finish_sec") - _ARRIVED + MOST_APART_SEC) * MOST_TOKENS_A_SEC,
+        "no engine gives so many tokens in so little time",
     ),
     Rule(
         ("hit_tokens", "input_length", "output_length"),

@@ -15,7 +15,7 @@ import analysis
 from analysis import SessionError, open_session, summarize
 from analysis.tables.find import find_session
 from analysis.tables.schema import TABLES
-from tests.analysis.builder import COLUMNS, METADATA, SessionBuilder
+from tests.analysis.builder import COLUMNS, METADATA, SessionBuilder, sound_row
 from tests.analysis.invoke import invoke
 from tests.analysis.journals import ended_session, running_session
 from tests.analysis.test_cli import run

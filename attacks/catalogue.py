@@ -22,4 +22,6 @@ class Attack:
     minutes: float
 
 
-CATALOGUE: tuple[Attack, ...] = ()
+CATALOGUE: tuple[Attack, ...] = (
+    Attack("tables", "read sessions with damaged tables and metadata", 20_000, 120),
+)

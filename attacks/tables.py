@@ -221,7 +221,7 @@ def _judged(
         code not in ANSWERS.get(name, (0, 2))
         or "Traceback" in said
         or raw
-        or "unexpected" in stderr
+        or "please report" in stderr
     ):
         return "traceback", f"exit {code}, {raw[:3]}, {stderr[:300]}"
     lines = stderr.splitlines()

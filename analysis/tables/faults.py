@@ -84,7 +84,7 @@ def _csv_faults(line: str, table: Table, width: int) -> Iterator[str]:
         elif (value := _read_as(field, dtype)) is None:
             yield f"{column} is {shown(field)}, not {_kind(dtype)}"
         elif not _makes_sense(value, column, table):
-            yield f"{column} is {shown(field)}, which is out of range"
+            yield f"{column} is {shown(field)}, {_out_of_range(column, table)}"
 
 
 def _disorder(
@@ -164,6 +164,11 @@ def _makes_sense(value: Any, column: str, table: Table) -> bool:
     return not isinstance(value, (int, float)) or lowest <= value <= highest
 
 
+def _out_of_range(column: str, table: Table) -> str:
+    lowest, highest = table.bounds.get(column, _INT64)
+    return f"which is out of range: it is at least {lowest:,} and at most {highest:,}"
+
+
 def _json_faults(line: str, table: Table) -> Iterator[str]:
     if not line.strip():
         return
@@ -183,7 +188,7 @@ def _json_faults(line: str, table: Table) -> Iterator[str]:
         elif not _is(value, dtype):
             yield f"{column} is {shown(json.dumps(value))}, not {_kind(dtype)}"
         elif not all(_makes_sense(one, column, table) for one in _each(value)):
-            yield f"{column} is {shown(json.dumps(value))}, which is out of range"
+            yield f"{column} is {shown(json.dumps(value))}, {_out_of_range(column, table)}"
 
 
 def _each(value: Any) -> list[Any]:

@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
-Row = dict[str, Any]
-Impossible = Callable[[Mapping[str, Any]], Row]
+from tests.analysis.impossible import IMPOSSIBLE
 
 NUMBERS = (
     *("2147483647", "2147483648", "-1", "0", "1", "100000000", "9223372036854775807", "1e308"),
@@ -38,76 +36,6 @@ VALUES = (
     *({"a": 1}, [{}] * 1000, "/dev/zero", "/dev/null", "9999-12-31T23:59:59Z", list(range(1000))),
 )
 """Values that an entry of metadata.json may be given."""
-
-
-def _huge(column: str) -> Impossible:
-    return lambda row: {column: 2147483647}
-
-
-IMPOSSIBLE: Mapping[str, tuple[Impossible, ...]] = {
-    "kv_cache_usage.csv": (
-        _huge("usage_pct"),
-        lambda row: {"usage_pct": 100.01},
-        lambda row: {"num_blocks": int(row["total_blocks"]) + 1},
-        lambda row: {"free_blocks": int(row["free_blocks"]) + 1},
-        lambda row: {"total_blocks": int(row["total_blocks"]) - 1},
-        lambda row: {"timestamp_sec": 1e11},
-    ),
-    "kv_cache_allocations.csv": (
-        lambda row: {"event": "alocate"},
-        lambda row: {"evicted_blocks": int(row["num_blocks"]) + 1},
-        lambda row: {"num_blocks": -1},
-    ),
-    "kv_cache_evictions.csv": (
-        lambda row: {"reason": "unknown"},
-        lambda row: {"origin": "nowhere"},
-        lambda row: {"idle_sec": float(row["lifetime_sec"]) + 1.5},
-        lambda row: {"evictable_sec": float(row["idle_sec"]) + 1.5},
-    ),
-    "prefix_cache_lookups.csv": (
-        lambda row: {"hit_tokens": int(row["query_tokens"]) + 1},
-        lambda row: {"external_hit_tokens": int(row["query_tokens"]) + 70_000},
-        lambda row: {"kind": "second"},
-        lambda row: {"admitted": 2},
-        lambda row: {"lookups": 0},
-        _huge("query_tokens"),
-    ),
-    "scheduler_steps.csv": (
-        lambda row: {"step": 0},
-        lambda row: {"repeats": 0},
-        lambda row: {"prefill_tokens": int(row["prefill_tokens"] or 0) + 1, "decode_tokens": 1e6},
-        lambda row: {"scheduled_reqs": int(row["scheduled_tokens"]) + 1},
-        lambda row: {"schedule_us": 9e9},
-    ),
-    "cuda_graph_captures.csv": (
-        lambda row: {"kind": "caught"},
-        lambda row: {"num_graphs": 0},
-        lambda row: {"uniform": 2},
-        lambda row: {"has_lora": 9},
-    ),
-    "cuda_graph_usage.csv": (
-        lambda row: {"dummy_count": int(row["replay_count"]) + 1},
-        lambda row: {"num_graphs": 0},
-    ),
-    "cuda_graph_timeline.csv": (lambda row: {"dummy": 2}, lambda row: {"uniform": 3}),
-    "gpu_memory.csv": (lambda row: {"utilization_pct": 101}, lambda row: {"used_bytes": 2**60}),
-    "requests.jsonl": (
-        lambda row: {"finish_sec": row["timestamp"] / 1e3 - 2},
-        lambda row: {"first_token_sec": row["finish_sec"] + 2},
-        lambda row: {"first_token_sec": row["timestamp"] / 1e3 - 2},
-        lambda row: {"queue_sec": row["finish_sec"] + 2},
-        lambda row: {"hit_tokens": row["input_length"] + row["output_length"] + 1},
-        lambda row: {"external_hit_tokens": 99_000_000},
-        lambda row: {"computed_tokens": 99_000_000},
-        lambda row: {"block_size": 0},
-        lambda row: {"hash_ids": [*row["hash_ids"], 5, 6, 7] + [1] * row["input_length"]},
-        lambda row: {"output_hash_ids": [1] * (row["input_length"] + row["output_length"] + 1)},
-        _huge("input_length"),
-        _huge("output_length"),
-        lambda row: {"output_length": 99_000_000},
-    ),
-}
-"""By table, what to change in a row so that no session can have it."""
 
 
 def tables(folder: Path) -> list[Path]:

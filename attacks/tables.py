@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from random import Random
+from subprocess import CompletedProcess
 from typing import Any
 
 from attacks import originals
@@ -36,7 +37,8 @@ EXACT = 400
 """One attempt in so many simulates vLLM, which takes seconds."""
 
 ANSWERS = {"check": (0, 1, 2), "reconcile": (0, 1, 2)}
-READS_ALL = ("summary", "report", "compare", "check")
+READS = 9
+"""Of ten attempts so many read the tables alone, as all commands do: a command takes longer."""
 METRICS = '# TYPE vllm:num_preemptions counter\nvllm:num_preemptions_total{engine="0"} 0.0\n'
 
 
@@ -168,7 +170,7 @@ def attempt(number: int, seed: int, folder: Path, sound: list[Path]) -> Attempt:
     began = time.monotonic()
     broken, detail, refused = None, "", False
     try:
-        ended = invoke(*command)
+        ended = read(session) if command[0] == "read" else invoke(*command)
     except BaseException as error:
         broken, detail = "traceback", f"{type(error).__name__}: {error}"[:300]
     else:
@@ -183,6 +185,24 @@ def attempt(number: int, seed: int, folder: Path, sound: list[Path]) -> Attempt:
     return Attempt(number, name, seconds, peak, table is not None, refused, broken, detail)
 
 
+def read(session: Path) -> CompletedProcess[str]:
+    """Read every table as commands do, and say what is wrong as they do."""
+    from analysis.errors import SessionError
+    from analysis.tables import facts
+    from analysis.tables.schema import TABLES
+    from analysis.tables.session import open_session
+
+    try:
+        opened = open_session(session)
+        facts.read(opened), facts.cost(opened), facts.warnings(opened)
+        for name, table in TABLES.items():
+            for _ in opened.batches(name, list(table.columns)):
+                pass
+    except SessionError as error:
+        return CompletedProcess((), 2, "", f"profilemate: {error}")
+    return CompletedProcess((), 0, "", "")
+
+
 def _command(
     number: int, draw: Random, session: Path, original: Path, folder: Path
 ) -> tuple[object, ...]:
@@ -190,6 +210,8 @@ def _command(
     metrics.write_text(METRICS)
     if number % 2 == 0 and draw.randrange(EXACT) == 0:
         return ("whatif", session, "--blocks", 30, "--jobs", 1)
+    if draw.randrange(10) < READS:
+        return ("read", session)
     readers: tuple[tuple[object, ...], ...] = (
         ("summary", session),
         ("summary", session, "--json"),

@@ -163,7 +163,7 @@ def attempt(number: int, seed: int, folder: Path, sound: list[Path]) -> Attempt:
     table = plant(session, draw) if number % 2 else None
     for _ in range(0 if table else draw.choice((1, 1, 1, 2, 3))):
         # It may be damaged too much already to be damaged in this way.
-        with suppress(OSError, ValueError, KeyError, IndexError):
+        with suppress(OSError, ValueError, KeyError, IndexError, RecursionError):
             damage(session, draw)
     command = _command(number, draw, session, original, folder)
     Path("/proc/self/clear_refs").write_text("5")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -64,10 +65,16 @@ def plant(folder: Path, draw: Random) -> str:
     return path.name
 
 
-def damage(folder: Path, draw: Random) -> None:
-    """Damage a file of the session somehow."""
-    kind = draw.choices((_bytes, _lines, _field, _metadata, _file), (4, 4, 6, 6, 1))[0]
-    kind(folder, draw)
+def damage(folder: Path, draw: Random, times: int) -> None:
+    """Damage files of the session so many times, somehow."""
+    for _ in range(times):
+        kind = draw.choices((_bytes, _lines, _field, _metadata), (4, 4, 6, 6))[0]
+        # A file may be damaged too much already to be damaged in this way.
+        with suppress(OSError, ValueError, KeyError, IndexError, RecursionError):
+            kind(folder, draw)
+    if draw.random() < 0.05:
+        # Last, as the attack itself could not read on.
+        _file(folder, draw)
 
 
 def _bytes(folder: Path, draw: Random) -> None:
@@ -187,6 +194,7 @@ def _place(content: dict[str, Any], draw: Random) -> tuple[Any, Any]:
 def _file(folder: Path, draw: Random) -> None:
     """Another kind of file, or one that cannot be read."""
     path = draw.choice([*tables(folder), folder / "metadata.json"])
+    path.touch()
     kind = draw.randrange(8)
     if kind == 0:
         path.chmod(0)

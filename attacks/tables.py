@@ -15,7 +15,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -161,10 +160,8 @@ def attempt(number: int, seed: int, folder: Path, sound: list[Path]) -> Attempt:
         metadata = json.loads((session / "metadata.json").read_text())
         (session / "metadata.json").write_text(json.dumps({**metadata, "complete": False}))
     table = plant(session, draw) if number % 2 else None
-    for _ in range(0 if table else draw.choice((1, 1, 1, 2, 3))):
-        # It may be damaged too much already to be damaged in this way.
-        with suppress(OSError, ValueError, KeyError, IndexError, RecursionError):
-            damage(session, draw)
+    if table is None:
+        damage(session, draw, draw.choice((1, 1, 1, 2, 3)))
     command = _command(number, draw, session, original, folder)
     Path("/proc/self/clear_refs").write_text("5")
     began = time.monotonic()

@@ -31,4 +31,5 @@ CATALOGUE: tuple[Attack, ...] = (
     Attack("kills_server", "signals at random moments, to the processes of vllm serve", 20, 20),
     Attack("same_results", "the same requests with and without profilemate", 1000, 15),
     Attack("kills", "signals at random moments, to an engine and to its collector", 200, 15),
+    Attack("tables", "read sessions with damaged tables and metadata", 100_000, 60),
 )

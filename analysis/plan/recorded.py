@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from analysis.errors import RuleError, SessionError
 from analysis.gpu.memory import measure
 from analysis.plan import config, local, platforms
-from analysis.plan.model import Attention, Model
+from analysis.plan.model import MOST_LAYERS, Attention, Model
 from analysis.plan.settings import Settings
 from analysis.tables import facts as session_facts
 from analysis.tables.facts import FULL_ATTENTION, Facts
-from analysis.tables.metadata import flag, part, text, whole
+from analysis.tables.metadata import flag, part, text
 from analysis.tables.session import Session
 
 _SOURCE = "metadata.json: model"
@@ -78,13 +76,14 @@ def model_of(session: Session) -> tuple[Model, Path | None]:
         except RuleError:
             # The name is another one, the model is on another machine, or plan does not know it.
             pass
-    return _described(session, part(session.metadata, "model"), facts), None
+    return _described(session, facts), None
 
 
-def _described(session: Session, numbers: Mapping[str, Any], facts: Facts) -> Model:
-    """The model of these numbers in metadata.json."""
-    layers, heads = whole(numbers.get("layers")), whole(numbers.get("kv_heads"))
-    size, dtype = whole(numbers.get("head_size")), text(numbers.get("dtype"))
+def _described(session: Session, facts: Facts) -> Model:
+    """The model of the numbers in metadata.json."""
+    layers = facts.layers
+    heads = session_facts.count(session.metadata, "model.kv_heads")
+    size, dtype = session_facts.count(session.metadata, "model.head_size"), facts.dtype
     if not layers or not heads or not size or dtype is None:
         raise SessionError(
             f"{session.directory}: metadata.json does not describe the model's layers; name the "
@@ -98,6 +97,12 @@ def _described(session: Session, numbers: Mapping[str, Any], facts: Facts) -> Mo
         )
     latent = kinds == {"MLAAttentionSpec"}
     gpus, stages = facts.tensor_parallel or 1, facts.pipeline_parallel or 1
+    if layers * stages > MOST_LAYERS:
+        raise SessionError(
+            f"{session.directory}: metadata.json has {layers:,} layers in each of {stages:,} "
+            f"pipeline stages, and a model has at most {MOST_LAYERS:,}; name the model's folder or "
+            "its config.json"
+        )
     kept = Attention(heads * (1 if latent else gpus), size, 0 if latent else size, latent=latent)
     return Model(
         name=facts.model or "the session's model",

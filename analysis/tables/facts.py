@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.tables.metadata import flag, number, part, parts, text, whole
+from analysis.tables.faults import shown
+from analysis.tables.metadata import flag, is_newer, number, part, parts, text, whole
+from analysis.tables.schema import FORMAT_VERSION, MOST_TOKENS
 from analysis.tables.session import Session
 
 FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -124,29 +126,61 @@ class Cost:
     collector_lag_sec: float | None
 
 
+COUNTS: Mapping[str, int] = {
+    "model.layers": 10_000,
+    "model.kv_heads": 100_000,
+    "model.head_size": 1_000_000,
+    "model.bytes_per_token": 2**40,
+    "cache.blocks": 10**9,
+    "cache.tokens": 10**12,
+    "cache.max_model_len": MOST_TOKENS,
+    "cache.num_gpu_blocks_override": 10**9,
+    "parallel.tensor": 100_000,
+    "parallel.pipeline": 10_000,
+    "parallel.data": 1_000_000,
+    "scheduler.max_num_seqs": 1_000_000,
+    "scheduler.max_num_active_seqs": 1_000_000,
+    "scheduler.max_num_batched_tokens": MOST_TOKENS,
+    "scheduler.max_num_scheduled_tokens": MOST_TOKENS,
+    "scheduler.long_prefill_token_threshold": MOST_TOKENS,
+    "scheduler.max_loras": 1_000_000,
+    "scheduler.speculative_tokens": 10_000,
+    "scheduler.draft_slots": 10_000,
+    "scheduler.lookahead_tokens": 1_000_000,
+}
+"""Whole numbers in metadata.json, and the largest of each that makes sense. The analyzer computes
+with them, and some are how often it does so."""
+
+
+def count(metadata: Mapping[str, Any], name: str) -> int | None:
+    """One of the ``COUNTS``; None where it is missing, or makes no sense."""
+    section, _, key = name.partition(".")
+    value = whole(part(metadata, section).get(key))
+    return None if value is None or value > COUNTS[name] else value
+
+
 def read(session: Session) -> Facts:
     """The facts of the session."""
     metadata = session.metadata
     model, cache = part(metadata, "model"), part(metadata, "cache")
-    parallel = part(metadata, "parallel")
     return Facts(
         model=text(model.get("name")),
-        layers=whole(model.get("layers")),
+        layers=count(metadata, "model.layers"),
         dtype=text(model.get("dtype")),
-        bytes_per_token=whole(model.get("bytes_per_token")),
-        pool_blocks=whole(cache.get("blocks")),
+        bytes_per_token=count(metadata, "model.bytes_per_token"),
+        pool_blocks=count(metadata, "cache.blocks"),
         groups=tuple(_groups(metadata, cache)),
-        kv_tokens=whole(cache.get("tokens")),
-        max_model_len=whole(cache.get("max_model_len")),
+        kv_tokens=count(metadata, "cache.tokens"),
+        max_model_len=count(metadata, "cache.max_model_len"),
         max_concurrency=number(cache.get("max_concurrency")),
-        blocks_override=whole(cache.get("num_gpu_blocks_override")),
+        blocks_override=count(metadata, "cache.num_gpu_blocks_override"),
         prefix_caching=flag(cache.get("prefix_caching")),
         gpu_memory_utilization=number(cache.get("gpu_memory_utilization")),
-        tensor_parallel=whole(parallel.get("tensor")),
-        pipeline_parallel=whole(parallel.get("pipeline")),
-        data_parallel=whole(parallel.get("data")),
+        tensor_parallel=count(metadata, "parallel.tensor"),
+        pipeline_parallel=count(metadata, "parallel.pipeline"),
+        data_parallel=count(metadata, "parallel.data"),
         cache_dtype=text(cache.get("cache_dtype")),
-        scheduler=_scheduler(part(metadata, "scheduler")),
+        scheduler=_scheduler(metadata),
         settings=_settings(metadata.get("settings")),
         device=text(metadata.get("device")),
         engines=tuple(sorted(_engine_ranks(metadata))),
@@ -179,6 +213,12 @@ def warnings(session: Session) -> tuple[str, ...]:
 def _warnings(metadata: Mapping[str, Any]) -> Iterator[str]:
     if not metadata:
         yield "metadata.json is missing: what ran is not known"
+    if is_newer(metadata):
+        yield (
+            f"metadata.json: format_version is {metadata['format_version']}, and this analyzer "
+            f"reads {FORMAT_VERSION}: what the newer format changed, it does not know"
+        )
+    yield from _senseless(metadata)
     dropped = whole(metadata.get("dropped_events"))
     if dropped:
         yield f"{dropped:,} events were dropped: the disk was full or failed; figures are too low"
@@ -187,6 +227,25 @@ def _warnings(metadata: Mapping[str, Any]) -> Iterator[str]:
         yield f"{rows:,} rows were dropped: the disk was full or failed; figures are too low"
     for process in parts(metadata, "processes"):
         yield from _process_warnings(process)
+
+
+def _senseless(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """What cannot be what was recorded."""
+    for name, most in COUNTS.items():
+        section, _, key = name.partition(".")
+        value = part(metadata, section).get(key)
+        if value is not None and count(metadata, name) is None:
+            yield (
+                f"metadata.json: {name} is {shown(str(value))}, and no number from 0 to {most:,}: "
+                "it counts as not known"
+            )
+    for place, group in enumerate(parts(metadata, "groups")):
+        value = group.get("block_size")
+        if value is not None and _block_size(value) is None:
+            yield (
+                f"metadata.json: block_size of group {place} is {shown(str(value))}, and no "
+                f"number from 1 to {MOST_TOKENS:,}: it counts as not known"
+            )
 
 
 def _process_warnings(process: Mapping[str, Any]) -> Iterator[str]:
@@ -227,28 +286,32 @@ def _settings(names: Any) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str))
 
 
-def _scheduler(entry: Mapping[str, Any]) -> Scheduler:
-    seqs, tokens = whole(entry.get("max_num_seqs")), whole(entry.get("max_num_batched_tokens"))
-    active = whole(entry.get("max_num_active_seqs"))
-    scheduled = whole(entry.get("max_num_scheduled_tokens"))
+def _scheduler(metadata: Mapping[str, Any]) -> Scheduler:
+    entry = part(metadata, "scheduler")
+    seqs, tokens = (
+        count(metadata, "scheduler.max_num_seqs"),
+        count(metadata, "scheduler.max_num_batched_tokens"),
+    )
+    active = count(metadata, "scheduler.max_num_active_seqs")
+    scheduled = count(metadata, "scheduler.max_num_scheduled_tokens")
     return Scheduler(
         max_num_seqs=seqs,
         max_num_active_seqs=seqs if active is None else active,
         max_num_batched_tokens=tokens,
         max_num_scheduled_tokens=tokens if scheduled is None else scheduled,
         chunked_prefill=flag(entry.get("chunked_prefill")),
-        long_prefill_token_threshold=whole(entry.get("long_prefill_token_threshold")),
+        long_prefill_token_threshold=count(metadata, "scheduler.long_prefill_token_threshold"),
         scheduler_reserve_full_isl=flag(entry.get("scheduler_reserve_full_isl")),
         watermark=number(entry.get("watermark")),
         policy=text(entry.get("policy")),
         async_scheduling=flag(entry.get("async_scheduling")),
-        max_loras=whole(entry.get("max_loras")),
+        max_loras=count(metadata, "scheduler.max_loras"),
         connector=text(entry.get("connector")),
         speculative_method=text(entry.get("speculative_method")),
-        speculative_tokens=whole(entry.get("speculative_tokens")),
+        speculative_tokens=count(metadata, "scheduler.speculative_tokens"),
         drops_hit_unit=flag(entry.get("drops_hit_unit")),
-        draft_slots=whole(entry.get("draft_slots")),
-        lookahead_tokens=whole(entry.get("lookahead_tokens")),
+        draft_slots=count(metadata, "scheduler.draft_slots"),
+        lookahead_tokens=count(metadata, "scheduler.lookahead_tokens"),
     )
 
 
@@ -259,14 +322,19 @@ def _groups(metadata: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[G
             if isinstance(group, Mapping):
                 yield Group(
                     text(group.get("kind")),
-                    whole(group.get("block_size")) or None,
+                    _block_size(group.get("block_size")),
                     whole(group.get("bytes_per_block")),
                 )
         return
     sizes = cache.get("block_size")
     for size in sizes if isinstance(sizes, list) else [sizes]:
-        if whole(size):
-            yield Group(None, whole(size))
+        if _block_size(size):
+            yield Group(None, _block_size(size))
+
+
+def _block_size(value: Any) -> int | None:
+    size = whole(value)
+    return size if size and size <= MOST_TOKENS else None
 
 
 def _engine_ranks(metadata: Mapping[str, Any]) -> set[int]:

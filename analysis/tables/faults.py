@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from analysis.tables.files import opened
+from analysis.tables.rules import RULES
 from analysis.tables.schema import Table
 
+_TOGETHER = 4 << 20
+"""Bytes of lines whose rules are checked at once: each line alone would take far longer."""
 _INT64 = (-(2**63), 2**63 - 1)
 
 
@@ -24,23 +29,35 @@ def first_fault(path: Path, table: Table, end: int) -> tuple[int, str] | None:
 
     None where no line is malformed.
     """
-    width = position = 0
-    last: dict[tuple[str, ...], float] = {}
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
+    width = position = waiting = 0
+    last: dict[tuple[str, ...], dict[str, float]] = {}
+    lines: list[tuple[int, bytes]] = []
+    with opened(path) as file:
+        for number in count(1):
+            raw = file.readline(table.longest_line + 1)
             position += len(raw)
-            if position > end:
+            if not raw or position > end:
                 break
             if table.is_csv and number == 1:
                 width = raw.count(b",") + 1
                 continue
             fault = next(_faults(raw, table, width), None) or _disorder(raw, table, last)
             if fault:
-                return number, fault
-    return None
+                return _broken(lines, table) or (number, fault)
+            lines.append((number, raw))
+            waiting += len(raw)
+            if waiting > _TOGETHER:
+                if (found := _broken(lines, table)) is not None:
+                    return found
+                lines.clear()
+                waiting = 0
+    return _broken(lines, table)
 
 
 def _faults(raw: bytes, table: Table, width: int) -> Iterator[str]:
+    if len(raw) > table.longest_line:
+        yield f"longer than {table.longest_line >> 20} MiB"
+        return
     try:
         line = raw.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -67,23 +84,67 @@ def _csv_faults(line: str, table: Table, width: int) -> Iterator[str]:
         elif (value := _read_as(field, dtype)) is None:
             yield f"{column} is {shown(field)}, not {_kind(dtype)}"
         elif not _makes_sense(value, column, table):
-            yield f"{column} is {shown(field)}, which is out of range"
+            yield f"{column} is {shown(field)}, {_out_of_range(column, table)}"
 
 
-def _disorder(raw: bytes, table: Table, last: dict[tuple[str, ...], float]) -> str | None:
-    """What to say of a sound row that is earlier than the ``last`` one of its kind."""
+def _disorder(
+    raw: bytes, table: Table, last: dict[tuple[str, ...], dict[str, float]]
+) -> str | None:
+    """What to say of a sound row that is earlier than the ``last`` one of its kind, or whose number
+    is not larger."""
     if not table.in_order:
         return None
     row = dict(zip(table.columns, next(csv.reader([raw.decode()])), strict=False))
     if any(row[name] not in values for name, values in table.in_order_where.items()):
         return None
-    key, time = tuple(row[column] for column in table.in_order), float(row[table.time])
-    before = last.get(key, time)
-    last[key] = time
-    if time >= before:
-        return None
+    names = [name for name in (table.time, table.rising) if row.get(name)]
+    now = {name: float(row[name]) for name in names}
+    key = tuple(row[column] for column in table.in_order)
+    before = last.get(key, {})
+    last[key] = now
     alike = " and ".join(table.in_order)
-    return f"{table.time} is {time:.6f}, but an earlier row of the {alike} has {before:.6f}"
+    if now[table.time] < before.get(table.time, 0):
+        return (
+            f"{table.time} is {now[table.time]:.6f}, but an earlier row of the {alike} has "
+            f"{before[table.time]:.6f}"
+        )
+    number = table.rising
+    if number in now and number in before and now[number] <= before[number]:
+        return (
+            f"{number} is {now[number]:.0f}, but the row of the {alike} before it has "
+            f"{before[number]:.0f}"
+        )
+    return None
+
+
+def _broken(lines: Sequence[tuple[int, bytes]], table: Table) -> tuple[int, str] | None:
+    """The number of the first of these sound lines that breaks a rule, and what to say of it."""
+    rules = RULES[table.name]
+    names = list(dict.fromkeys(name for rule in rules for name in rule.columns))
+    if not names or not lines:
+        return None
+    rows = pl.DataFrame(
+        [_values(raw, table, names) for _, raw in lines],
+        schema={name: table.columns[name] for name in names},
+        orient="row",
+    )
+    found: list[tuple[int, str]] = []
+    for rule in rules:
+        broken = rows.with_row_index("line").filter(~rule.holds).head(1)
+        for row in broken.iter_rows(named=True):
+            values = (f"{name} is {shown(str(row[name]))}" for name in rule.columns)
+            found.append((lines[row["line"]][0], f"{rule.broken}: {', '.join(values)}"))
+    return min(found, key=lambda one: one[0], default=None)
+
+
+def _values(raw: bytes, table: Table, names: Sequence[str]) -> list[Any]:
+    """The values of a sound line in these columns."""
+    text = raw.decode().rstrip("\r\n")
+    if not table.is_csv:
+        row = json.loads(text) if text.strip() else {}
+        return [row.get(name) for name in names]
+    fields = dict(zip(table.columns, next(csv.reader([text]), []), strict=False))
+    return [_read_as(fields[name], table.columns[name]) if fields[name] else None for name in names]
 
 
 def _read_as(field: str, dtype: Any) -> Any:
@@ -101,6 +162,11 @@ def _makes_sense(value: Any, column: str, table: Table) -> bool:
     """Whether a value is within the bounds of its column; text always is."""
     lowest, highest = table.bounds.get(column, _INT64)
     return not isinstance(value, (int, float)) or lowest <= value <= highest
+
+
+def _out_of_range(column: str, table: Table) -> str:
+    lowest, highest = table.bounds.get(column, _INT64)
+    return f"which is out of range: it is at least {lowest:,} and at most {highest:,}"
 
 
 def _json_faults(line: str, table: Table) -> Iterator[str]:
@@ -122,7 +188,7 @@ def _json_faults(line: str, table: Table) -> Iterator[str]:
         elif not _is(value, dtype):
             yield f"{column} is {shown(json.dumps(value))}, not {_kind(dtype)}"
         elif not all(_makes_sense(one, column, table) for one in _each(value)):
-            yield f"{column} is {shown(json.dumps(value))}, which is out of range"
+            yield f"{column} is {shown(json.dumps(value))}, {_out_of_range(column, table)}"
 
 
 def _each(value: Any) -> list[Any]:

@@ -14,12 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import SessionError, unreadable
-from analysis.tables.faults import no_number
+from analysis.tables.faults import no_number, shown
+from analysis.tables.files import opened
 from analysis.tables.find import METADATA
 from analysis.tables.schema import FORMAT_VERSION
 
 _MOST = 10**12
 """Larger numbers, and negative ones, are damage."""
+
+_LONGEST = 16 << 20
+"""More bytes are damage."""
+
+_REMEDY = "restore the recorded file"
 
 _LATEST_SEC = 253402300799
 """The end of the year 9999."""
@@ -34,7 +40,11 @@ def read(directory: Path) -> Mapping[str, Any]:
     """
     path = directory / METADATA
     try:
-        metadata = json.loads(path.read_bytes(), parse_constant=no_number)
+        with opened(path) as file:
+            content = file.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            raise SessionError(f"{path}: larger than {_LONGEST >> 20} MiB; {_REMEDY}")
+        metadata = json.loads(content, parse_constant=no_number)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -52,12 +62,17 @@ def read(directory: Path) -> Mapping[str, Any]:
     if not isinstance(metadata, dict):
         raise SessionError(f"{path}: not a JSON object")
     version = metadata.get("format_version")
-    if version != FORMAT_VERSION:
+    if version != FORMAT_VERSION and not is_newer(metadata):
         raise SessionError(
-            f"{path}: format_version is {version!r}, and this analyzer reads {FORMAT_VERSION}; "
-            "use the profilemate that wrote the session, or a newer one"
+            f"{path}: format_version is {shown(str(version))}, and this analyzer reads "
+            f"{FORMAT_VERSION}; {_REMEDY}"
         )
     return metadata
+
+
+def is_newer(metadata: Mapping[str, Any]) -> bool:
+    """Whether a newer profilemate wrote the session, in a format that this one only half knows."""
+    return (whole(metadata.get("format_version")) or 0) > FORMAT_VERSION
 
 
 def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:

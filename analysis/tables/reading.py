@@ -19,12 +19,18 @@ import polars as pl
 
 from analysis.errors import SessionError
 from analysis.tables.faults import shown
+from analysis.tables.files import opened
 from analysis.tables.find import JOURNAL
 from analysis.tables.schema import Table
 from profilemate.format import cells
 
 _CHUNK = 16 << 20
 _LINE = 1 << 16
+
+_NOT_A_TABLE = (
+    "it is not a table of this format; restore the recorded file, or make it again with "
+    f"'profilemate finalize' if {JOURNAL}/ is still there"
+)
 
 _CLIENT_TEXT = ("request_id", "lora")
 
@@ -53,11 +59,13 @@ def extent(path: Path, table: Table, *, whole: bool) -> Extent:
 
     """
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             end = os.fstat(file.fileno()).st_size if whole else _last_line_end(file)
             header = file.readline(_LINE) if table.is_csv else b""
     except FileNotFoundError:
         return Extent(0, 0, 0)
+    if table.is_csv and not header.endswith(b"\n") and len(header) == _LINE:
+        raise SessionError(f"{path}, line 1: {_NOT_A_TABLE}")
     if len(header) > end or not end:
         return Extent(0, 0, 0)
     return Extent(len(header), end, _width(header, path, table) if table.is_csv else 0)
@@ -71,16 +79,18 @@ def frames(
     Their types are those of ``analysis.tables.schema``.
 
     Raises:
-        PolarsError: a line is malformed.
+        PolarsError: a line is malformed, or too long.
         OSError: the file cannot be read.
 
     """
     if part.begin == part.end:
         return
-    with open(path, "rb") as file:
-        for begin, end in _extents(file, part):
+    with opened(path) as file:
+        for begin, end in _extents(file, part, table.longest_line):
             file.seek(begin)
-            frame = _frame(file.read(end - begin), table, part, columns)
+            lines = file.read(end - begin)
+            _refuse_long(lines, table.longest_line)
+            frame = _frame(lines, table, part, columns)
             if frame is not None:
                 yield frame
 
@@ -124,7 +134,7 @@ def csv_schema(table: Table, part: Extent) -> dict[str, type[pl.DataType] | pl.D
 
 def last_line(path: Path) -> bytes:
     """The last finished line of a file; empty without one."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         end = _last_line_end(file)
         file.seek(max(0, end - _LINE))
         return file.read(min(end, _LINE)).rstrip(b"\n").rpartition(b"\n")[2]
@@ -145,15 +155,25 @@ def _last_line_end(file: io.BufferedReader) -> int:
     return position
 
 
-def _extents(file: io.BufferedReader, part: Extent) -> Iterator[tuple[int, int]]:
-    """Where parts of whole lines begin and end."""
+def _extents(file: io.BufferedReader, part: Extent, longest: int) -> Iterator[tuple[int, int]]:
+    """Where parts of whole lines begin and end. A line of more than ``longest`` bytes ends one."""
     begin = part.begin
     while begin < part.end:
         file.seek(begin + _CHUNK)
-        file.readline()
+        file.readline(longest)
         end = min(file.tell(), part.end)
         yield begin, end
         begin = end
+
+
+def _refuse_long(lines: bytes, longest: int) -> None:
+    """Raise a PolarsError where a line has more than ``longest`` bytes, its end included."""
+    begin = 0
+    while len(lines) - begin > longest:
+        end = lines.rfind(b"\n", begin, begin + longest)
+        if end < 0:
+            raise pl.exceptions.ComputeError("a line is too long")
+        begin = end + 1
 
 
 def _width(header: bytes, path: Path, table: Table) -> int:
@@ -166,8 +186,6 @@ def _width(header: bytes, path: Path, table: Table) -> int:
         if number >= len(names) or names[number] != column:
             found = shown(names[number]) if number < len(names) else "nothing"
             raise SessionError(
-                f"{path}, line 1: {found} where column {number + 1} is {column!r}; "
-                "it is not a table of this format; restore the recorded file, or make it again "
-                f"with 'profilemate finalize' if {JOURNAL}/ is still there"
+                f"{path}, line 1: {found} where column {number + 1} is {column!r}; {_NOT_A_TABLE}"
             )
     return len(names)

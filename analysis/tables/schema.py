@@ -13,16 +13,31 @@ from functools import cached_property
 
 import polars as pl
 
+from analysis.tables.rules import RULES
+
 FORMAT_VERSION = 1
 """The version of the session format that this analyzer reads."""
 
 
+_LONGEST_CSV_LINE = 1 << 20
+"""A row is short but for its request ids, which no server takes in such lengths."""
+_LONGEST_JSON_LINE = 32 << 20
+"""The contents of a prompt of 10 million tokens, in blocks of 16, are a third of it."""
 LONGEST_SEC = 1e10
 """No session lasts so long: a later time is damage."""
+MOST_TOKENS = 100_000_000
+"""No model takes a longer prompt, gives a longer answer, or has larger blocks."""
 _MOST = 2**31 - 1
 """Larger counts in one row are damage, and larger numbers of blocks, engines, pools, groups."""
 _MOST_BYTES = 2**50
 """More memory is damage."""
+_OF_A_REQUEST = frozenset(
+    (
+        *("input_length", "output_length", "block_size", "query_tokens", "hit_tokens"),
+        *("external_hit_tokens", "computed_tokens"),
+    )
+)
+"""Counts of one request's tokens."""
 _NAMES = frozenset(("content_id", "priority", "step", "tenant"))
 """Whole numbers without bounds: they only name things, or put them in order."""
 
@@ -48,10 +63,17 @@ class Table:
     """Rows that are alike in these columns are in the order of time. The analyzer relies on it."""
     in_order_where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By column, the values of the rows that are in that order; empty for all rows."""
+    rising: str = ""
+    """A number that is larger in each such row than in the one before; empty where none is."""
 
     @property
     def is_csv(self) -> bool:
         return self.file.endswith(".csv")
+
+    @property
+    def longest_line(self) -> int:
+        """Bytes of a line at most, its end included. A longer one is damage."""
+        return _LONGEST_CSV_LINE if self.is_csv else _LONGEST_JSON_LINE
 
     @property
     def lists(self) -> frozenset[str]:
@@ -62,7 +84,8 @@ class Table:
     def checked(self) -> tuple[str, ...]:
         """The columns that show whether a row is sound and in order."""
         order = (*self.in_order, *self.in_order_where)
-        names = {self.time, *self.required, *self.bounds, *order}
+        ruled = (name for rule in RULES[self.name] for name in rule.columns)
+        names = {self.time, *self.required, *self.bounds, *order, *ruled}
         return tuple(name for name in self.columns if name in names)
 
     @cached_property
@@ -71,14 +94,23 @@ class Table:
         longest = LONGEST_SEC / self.time_unit
         # Clocks may make a duration a little less than 0.
         spans = {
-            name: (-longest, longest) for name, kind in self.columns.items() if kind == pl.Float64
+            name: (0, 100) if name.endswith("_pct") else (-longest, longest)
+            for name, kind in self.columns.items()
+            if kind == pl.Float64
         }
         counts = {
-            name: (0, _MOST_BYTES if name.endswith("_bytes") else _MOST)
+            name: (0, _most(name))
             for name, kind in self.columns.items()
             if kind == pl.Int64 and name not in _NAMES
         }
         return {**spans, self.time: (0, longest), **counts}
+
+
+def _most(name: str) -> int:
+    """The largest whole number that makes sense in a column of this name."""
+    if name.endswith("_bytes"):
+        return _MOST_BYTES
+    return MOST_TOKENS if name in _OF_A_REQUEST else _MOST
 
 
 def _csv(
@@ -88,9 +120,10 @@ def _csv(
     time: str = "timestamp_sec",
     in_order: tuple[str, ...] = (),
     in_order_where: Mapping[str, tuple[str, ...]] | None = None,
+    rising: str = "",
 ) -> Table:
     where = in_order_where or {}
-    return Table(name, f"{name}.csv", columns, required, time, 1.0, in_order, where)
+    return Table(name, f"{name}.csv", columns, required, time, 1.0, in_order, where, rising)
 
 
 _DESCRIPTOR = {
@@ -214,6 +247,7 @@ _ALL = (
         "timestamp_sec",
         "engine",
         in_order=("engine",),
+        rising="step",
     ),
     _csv(
         "cuda_graph_captures",

@@ -116,7 +116,8 @@ class Session:
         """The result of a query over a table, computed by Polars' streaming engine.
 
         The first query checks the table. An empty required value means that a line is cut short;
-        a number out of bounds, or rows out of order, mean damage.
+        a number out of bounds, a row that breaks a rule of ``analysis.tables.rules``, or rows out
+        of order, mean damage.
 
         Args:
             table: its name.
@@ -160,7 +161,7 @@ class Session:
                 if is_damaged(known, frame) or not in_order.goes_on(frame):
                     raise self._malformed(known, DAMAGED)
                 yield frame if every else frame.filter(self.in_window(table)).select(columns)
-            if {*known.required} <= {*wanted}:
+            if {*known.checked} <= {*wanted}:
                 self._checked.add(table)
 
     @cached_property

@@ -27,6 +27,12 @@ MOST_COMBINATIONS = 1000
 MOST = 10**9
 """Larger settings are refused."""
 
+MOST_BLOCKS = 10_000_000
+"""vLLM makes an object for each block of a pool: so many take more than a gigabyte."""
+
+MOST_TOKENS = 10_000_000
+"""A request's tokens, of which vLLM makes lists: so many take most of a gigabyte."""
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -176,6 +182,11 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
 
     """
     longest = int((workload.input_tokens + workload.output_tokens).max()) + 1
+    if longest > MOST_TOKENS:
+        raise SessionError(
+            f"{workload.name}: a request has {longest - 1:,} tokens, and fewer than "
+            f"{MOST_TOKENS:,} can be simulated; leave that request out"
+        )
     if workload.measured is None:
         return _of_trace(choices, longest), ()
     facts = workload.measured.facts
@@ -216,6 +227,11 @@ def _of_trace(choices: Choices, longest: int) -> Configuration:
             "a trace has no pool whose size could be kept or multiplied; name the pool, in "
             "blocks as vLLM counts them: --blocks 4000"
         )
+    if sizes[0] > MOST_BLOCKS:
+        raise RuleError(
+            f"--blocks {sizes[0]:,}: at most {MOST_BLOCKS:,} can be simulated; the fast engine "
+            "(--fast) models more"
+        )
     return Configuration(
         label="vLLM's defaults",
         num_blocks=sizes[0] - 1,
@@ -235,6 +251,11 @@ def _refuse(workload: Workload, facts: Facts) -> None:
         raise SessionError(
             f"{workload.name}: metadata.json does not say how large the pool and its blocks "
             "were, so there is no configuration to simulate"
+        )
+    if measured.num_blocks > MOST_BLOCKS:
+        raise SessionError(
+            f"{workload.name}: metadata.json has a pool of {measured.num_blocks:,} blocks, and at "
+            f"most {MOST_BLOCKS:,} can be simulated; the fast engine (--fast) models it"
         )
     kinds = [group.kind or "of an unknown kind" for group in facts.groups]
     if len(kinds) > 1 or (kinds and facts.groups[0].kind not in (*FULL_ATTENTION, None)):
@@ -343,6 +364,11 @@ def _changed(
     usable = pool.usable(base, block_size)
     if usable < 1:
         raise RuleError(f"a pool of {pool.label} of {block_size:,} tokens has no usable block")
+    if usable > MOST_BLOCKS:
+        raise RuleError(
+            f"a pool of {pool.label} of {block_size:,} tokens has {usable:,} blocks, and at most "
+            f"{MOST_BLOCKS:,} can be simulated; the fast engine (--fast) models it"
+        )
     changes = {
         pool.label: pool.factor != 1,
         f"block size {block_size:,}": block_size != base.block_size,

@@ -40,6 +40,9 @@ _RULES: Mapping[str, Find] = {
 POLICIES = (LRU, *_RULES)
 """Every rule: vLLM's first, and last the bound for all of them."""
 
+MOST_MADE_UP = 1 << 22
+"""Blocks without recorded contents that can be modelled in a minute, under all rules."""
+
 NOTHING_LOST = 0.01
 """A loss of less than this share of the prompt tokens counts as none."""
 
@@ -59,13 +62,19 @@ def curve(
         policies: names out of ``POLICIES``.
 
     Raises:
-        SessionError: the contents of the requests are not known.
+        SessionError: the contents of the requests are not known, or of too many blocks.
 
     """
     if not workload.has_contents:
         raise SessionError(
             f"{workload.name} does not have the contents of its requests, since prefix caching "
             "was off; record a session with it on"
+        )
+    if workload.made_up > MOST_MADE_UP:
+        raise SessionError(
+            f"{workload.name}: its requests have {workload.made_up:,} blocks whose contents are "
+            f"not recorded, and the model takes {MOST_MADE_UP:,}; take fewer requests, and repair "
+            "a length that makes no sense"
         )
     engines = [references.of_workload(workload.of_engine(rank)) for rank in workload.engines]
     stacks = [lru.distances(each) for each in engines]

@@ -18,10 +18,7 @@ from typing import Any
 import polars as pl
 
 from analysis.errors import SessionError
-from analysis.tables.schema import TABLES
-
-MOST_TOKENS = 100_000_000
-"""No model takes a longer prompt, or gives a longer answer."""
+from analysis.tables.schema import MOST_TOKENS, TABLES
 
 BLOCK_TOKENS = 512
 """Tokens that an id stands for where the trace does not say it."""

@@ -33,6 +33,10 @@ UNIQUE = -1
 
 TABLE = TABLES["requests"]
 
+MOST_MADE_UP = 1 << 25
+"""Blocks without recorded contents that fit into memory. Recorded ones take more room in their
+file."""
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -124,6 +128,14 @@ class Workload:
         """The requests of one data-parallel rank."""
         return self.take(np.flatnonzero(self.engine == engine))
 
+    @property
+    def made_up(self) -> int:
+        """Blocks whose contents are not known, and equal no other ones."""
+        of_answers = self.computed_tokens // self.block_size - self.output_ids.lengths
+        of_answers -= self.input_tokens // self.block_size
+        of_prompts = np.count_nonzero(self.prompt_ids.values < 0)
+        return int(of_prompts + np.maximum(of_answers, 0).sum())
+
     def chains(self) -> Ids:
         """Of each request, the contents of all full blocks that were computed or found, in order.
 
@@ -145,6 +157,7 @@ class Workload:
         total = self.input_tokens + self.output_tokens
         known = np.minimum(old.lengths, total // self.block_size)
         lengths = total // block_size
+        _check_room(self.name, int(lengths.sum()) - len(old.values) * self.block_size // block_size)
         new = Ids(np.empty(lengths.sum(), np.int64), offsets(lengths))
         index, row = new.positions, new.rows
         # The old block that holds the new one's last token.
@@ -273,7 +286,15 @@ def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -
     lengths, outputs = (_ints(columns[f"{what}_length"]) for what in ("input", "output"))
     arrival = _floats(columns["timestamp"]) * TABLE.time_unit
     generated = lengths + np.maximum(outputs, 1) - 1
-    computed = columns["computed_tokens"]
+    computed = np.where(
+        columns["computed_tokens"].is_null().to_numpy(),
+        generated,
+        _ints(columns["computed_tokens"]),
+    )
+    prompt_blocks = -(-lengths // size)
+    of_prompts = np.maximum(prompt_blocks - ids["hash_ids"].lengths, 0)
+    of_answers = computed // size - lengths // size - ids["output_hash_ids"].lengths
+    _check_room(name, int((of_prompts + np.maximum(of_answers, 0)).sum()))
     found = Workload(
         name=name,
         measured=None,
@@ -282,8 +303,8 @@ def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -
         arrival_sec=arrival,
         input_tokens=lengths,
         output_tokens=outputs,
-        computed_tokens=np.where(computed.is_null().to_numpy(), generated, _ints(computed)),
-        prompt_ids=_padded(ids["hash_ids"], -(-lengths // size)),
+        computed_tokens=computed,
+        prompt_ids=_padded(ids["hash_ids"], prompt_blocks),
         output_ids=ids["output_hash_ids"],
         admitted_sec=arrival + _floats(columns["queue_sec"]),
         first_token_sec=_floats(columns["first_token_sec"]),
@@ -295,6 +316,15 @@ def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -
         counts=np.ones(len(arrival), np.bool_),
     )
     return found.take(np.argsort(arrival, kind="stable"))
+
+
+def _check_room(name: str, made_up: int) -> None:
+    if made_up > MOST_MADE_UP:
+        raise SessionError(
+            f"{name}: its requests have {made_up:,} blocks whose contents are not recorded, and "
+            f"only {MOST_MADE_UP:,} of these fit into memory; take fewer requests, and repair a "
+            "length that makes no sense"
+        )
 
 
 def _ints(column: pl.Series, otherwise: int = 0) -> Ints:

@@ -143,6 +143,22 @@ METADATA: Mapping[str, Any] = {
 """A complete session of 10 s on an engine with 100 usable blocks of 16 tokens."""
 
 
+_WORDS = {
+    "event": "cache",
+    "reason": "reallocated",
+    "origin": "prompt",
+    "kind": "first",
+    "total_blocks": "3",
+    "scheduled_tokens": "2",
+}
+
+
+def sound_row(table: str) -> list[str]:
+    """The cells of a row of a CSV table that has a 1 wherever that makes sense."""
+    words = {**_WORDS, "kind": "capture"} if table == "cuda_graph_captures.csv" else _WORDS
+    return [words.get(name, "1") for name in COLUMNS[table].split(",")]
+
+
 class SessionBuilder:
     """A session's folder that rows are added to; ``folder`` is what the analyzer opens."""
 
@@ -188,7 +204,11 @@ class SessionBuilder:
         self.rows("prefix_cache_lookups.csv", *rows)
 
     def evictions(self, *rows: Mapping[str, Any]) -> None:
-        self.rows("kv_cache_evictions.csv", *rows)
+        """Rows of blocks that lived at least as long as they were idle."""
+        table = "kv_cache_evictions.csv"
+        for row in rows:
+            spans = [row.get(name) or 0 for name in ("idle_sec", "evictable_sec")]
+            self.rows(table, {"lifetime_sec": max(1, *spans), "idle_sec": max(1, *spans), **row})
 
     def requests(self, *rows: Mapping[str, Any]) -> None:
         with open(self.folder / "requests.jsonl", "a") as file:

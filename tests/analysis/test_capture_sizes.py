@@ -114,9 +114,9 @@ def busiest(session: SessionBuilder) -> None:
                 "prefill_tokens": prefill,
                 "decode_tokens": tokens - prefill,
                 "scheduled_reqs": 1,
-                "repeats": times,
             }
             for tokens, prefill, times in steps
+            for _ in range(times)
         ),
     )
 

@@ -250,7 +250,7 @@ class TestText:
         many = 10**8
         before.metadata(host="h" * 60, model={"name": "organisation/" + "long-name-" * 12})
         for session, factor in ((before, 1), (after, 3)):
-            session.requests({"input_length": factor * many, "output_length": factor * many})
+            session.requests(*[{"input_length": many, "output_length": many}] * factor)
             session.rows("kv_cache_allocations.csv", {"event": "allocate", "num_blocks": many})
         lines = text(compared(before, after)).splitlines()
         wide = [line for line in lines if len(line) > 80 and str(before.folder.parent) not in line]

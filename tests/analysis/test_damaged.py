@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from analysis import open_session, summarize
-from tests.analysis.builder import COLUMNS, SessionBuilder
+from analysis.tables import facts
+from analysis.tables.rules import RULES, Rule
+from analysis.tables.schema import TABLES
+from tests.analysis.builder import COLUMNS, METADATA, SessionBuilder, sound_row
+from tests.analysis.impossible import IMPOSSIBLE, sound
 from tests.analysis.invoke import invoke
 from tests.analysis.test_session import error_of
 
@@ -58,9 +66,8 @@ class TestNumbers:
         says: str,
     ) -> None:
         session.metadata(complete=complete)
-        columns = COLUMNS[table].split(",")
-        good = ["1"] * len(columns)
-        bad = [value if name == column else "1" for name in columns]
+        columns, good = COLUMNS[table].split(","), sound_row(table)
+        bad = [value if name == column else cell for name, cell in zip(columns, good, strict=True)]
         lines = [COLUMNS[table], *(",".join(row) for row in (good, bad, good))]
         (session.folder / table).write_text("\n".join(lines) + "\n")
         assert f"{table}, line 3: {column} is {value!r}, {says}" in error_of(session)
@@ -216,3 +223,163 @@ def test_a_report_of_prompts_without_a_token(session: SessionBuilder, tmp_path: 
     result = invoke("report", session.folder, "-o", page)
     assert result.returncode == 0, result.stderr
     assert "2 of 3 prompts begin as an earlier one does, with n/a of all" in page.read_text()
+
+
+def _changes() -> list[tuple[str, int]]:
+    return [(table, number) for table, all_ in IMPOSSIBLE.items() for number in range(len(all_))]
+
+
+def _write(session: SessionBuilder, table: str, *rows: dict[str, Any]) -> None:
+    if table in COLUMNS:
+        (session.folder / table).unlink(missing_ok=True)
+        session.rows(table, *rows)
+    else:
+        (session.folder / table).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def _later(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """The row once more, as it may follow."""
+    return {**row, "step": number} if "step" in row else row
+
+
+class TestRules:
+    @pytest.mark.parametrize(("table", "number"), _changes())
+    def test_an_impossible_row_is_named(
+        self, session: SessionBuilder, table: str, number: int
+    ) -> None:
+        row = sound(table)
+        rows = [_later(row, number) for number in (1, 2, 3)]
+        _write(session, table, *rows)
+        summarize(open_session(session.folder))
+        _write(session, table, rows[0], rows[1] | IMPOSSIBLE[table][number](rows[1]), rows[2])
+        line = 3 if table in COLUMNS else 2
+        assert f"{table}, line {line}: " in error_of(session)
+
+    @pytest.mark.parametrize(
+        ("table", "rule"), [(name, rule) for name, rules in RULES.items() for rule in rules]
+    )
+    def test_every_rule_can_be_broken(self, table: str, rule: Rule) -> None:
+        file = TABLES[table].file
+        row = sound(file)
+        broken = [row | change(row) for change in IMPOSSIBLE[file]]
+        schema = {name: TABLES[table].columns[name] for name in rule.columns}
+        cells = [{name: one[name] for name in rule.columns} for one in (row, *broken)]
+        frame = pl.DataFrame(cells, strict=False, infer_schema_length=None).cast(schema)
+        first, *others = frame.select(rule.holds).to_series()
+        assert first is True
+        assert False in others
+
+    @pytest.mark.usefixtures("small_chunks")
+    def test_a_step_twice(self, session: SessionBuilder) -> None:
+        session.rows(STEPS, *({**step(at), "step": at} for at in (1, 2)))
+        session.rows(STEPS, *({**step(at, 1), "step": at} for at in (1, 2)))
+        assert summarize(open_session(session.folder)).scheduling is not None
+        session.rows(STEPS, {**step(2), "step": 2})
+        says = f"{STEPS}, line 6: step is 2, but the row of the engine before it has 2"
+        assert says in error_of(session)
+
+    def test_the_first_of_many_rows_is_named(self, session: SessionBuilder) -> None:
+        lookup = {"query_tokens": 9, "hit_tokens": 0, "request_id": "a" * 400}
+        rows = [
+            lookup | {"hit_tokens": 10 * (number in (15_000, 15_002))} for number in range(15_100)
+        ]
+        session.lookups(*rows)
+        text = error_of(session)
+        assert (
+            f"{LOOKUPS}, line 15002: more tokens were found than asked for: hit_tokens is '10', "
+            "query_tokens is '9'; repair or remove that line"
+        ) in text
+
+    def test_nothing_is_checked_of_an_impossible_session(self, session: SessionBuilder) -> None:
+        session.usage((1, 40))
+        session.lookups({"query_tokens": 9, "hit_tokens": 10})
+        result = invoke("check", session.folder, "--fail-if", "usage_mean>99%")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert len(result.stderr.splitlines()) == 1
+
+
+class TestFiles:
+    @pytest.mark.parametrize("complete", [True, False])
+    @pytest.mark.parametrize("table", [USAGE, "requests.jsonl"])
+    def test_a_line_without_end(self, session: SessionBuilder, complete: bool, table: str) -> None:
+        """It is found without reading it: the file has a hole of 20 GB."""
+        session.metadata(complete=complete)
+        _write(session, table, sound(table))
+        with open(session.folder / table, "r+b") as file:
+            file.seek(0, 2)
+            file.truncate(file.tell() + 20 * 10**9)
+            file.seek(0, 2)
+            file.write(b"\n")
+        line = 3 if table in COLUMNS else 2
+        assert f"{table}, line {line}: longer than" in error_of(session)
+
+    def test_a_header_without_end(self, session: SessionBuilder) -> None:
+        (session.folder / USAGE).write_text(COLUMNS[USAGE] + ",more" * 50_000)
+        assert f"{USAGE}, line 1: it is not a table" in error_of(session)
+
+    @pytest.mark.parametrize("name", [USAGE, "requests.jsonl", "metadata.json"])
+    @pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "device", "loop"])
+    def test_what_is_no_plain_file(
+        self, session: SessionBuilder, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+    ) -> None:
+        session.rows(LOOKUPS, {"query_tokens": 9, "hit_tokens": 0})
+        (session.folder / name).unlink(missing_ok=True)
+        monkeypatch.chdir(session.folder)
+        make = {
+            "folder": lambda: os.mkdir(name),
+            "pipe": lambda: os.mkfifo(name),
+            "socket": lambda: socket.socket(socket.AF_UNIX).bind(name),
+            "device": lambda: os.symlink("/dev/zero", name),
+            "loop": lambda: os.symlink(name, name),
+        }
+        make[kind]()
+        assert f"cannot read {session.folder / name}: " in error_of(session)
+
+    def test_metadata_that_is_too_large(self, session: SessionBuilder) -> None:
+        with open(session.folder / "metadata.json", "wb") as file:
+            file.truncate(10**12)
+        assert "metadata.json: larger than 16 MiB" in error_of(session)
+
+
+class TestNumbersThatDriveLoops:
+    @pytest.mark.parametrize("value", [10**12, 10**30, -1, 1.5, "9", True, [1]])
+    def test_in_metadata_are_not_known(self, session: SessionBuilder, value: Any) -> None:
+        metadata: dict[str, Any] = {}
+        for name in facts.COUNTS:
+            section, _, key = name.partition(".")
+            metadata.setdefault(section, {})[key] = value
+        session.metadata(**metadata, groups=[{"kind": "FullAttentionSpec", "block_size": value}])
+        session.usage((1, 40))
+        warnings = summarize(open_session(session.folder)).warnings
+        said = [name for name in facts.COUNTS if any(f" {name} is " in line for line in warnings)]
+        allowed = {name for name, most in facts.COUNTS.items() if value == 10**12 <= most}
+        assert {*facts.COUNTS} - {*said} == allowed
+        assert any("block_size of group 0 is " in line for line in warnings)
+
+    def test_requests_of_more_blocks_than_fit_into_memory(self, session: SessionBuilder) -> None:
+        known = {**sound("requests.jsonl"), "block_size": 1, "hash_ids": [1, 2, 3]}
+        session.requests({**known, "input_length": 10**8})
+        for arguments in (("--fast",), ("--blocks", "0.5x")):
+            result = invoke("whatif", session.folder, *arguments)
+            assert result.returncode == 2
+            assert "99,999,997 blocks whose contents are not recorded" in result.stderr
+
+    def test_a_pool_that_cannot_be_simulated(self, session: SessionBuilder) -> None:
+        session.metadata(cache={**METADATA["cache"], "blocks": 10**9})
+        session.requests(sound("requests.jsonl"))
+        result = invoke("whatif", session.folder)
+        assert "a pool of 999,999,999 blocks, and at most 10,000,000" in result.stderr
+        session.metadata()
+        result = invoke("whatif", session.folder, "--blocks", "1000000000")
+        assert "has 999,999,999 blocks, and at most 10,000,000" in result.stderr
+
+    def test_a_request_that_cannot_be_simulated(self, session: SessionBuilder) -> None:
+        session.requests({**sound("requests.jsonl"), "input_length": 5 * 10**7})
+        result = invoke("whatif", session.folder)
+        assert "a request has 50,000,010 tokens" in result.stderr
+
+    def test_a_model_of_too_many_layers(self, session: SessionBuilder) -> None:
+        model = {"layers": 10_000, "kv_heads": 1, "head_size": 64, "dtype": "float16"}
+        session.metadata(model=model, parallel={"pipeline": 10_000})
+        result = invoke("plan", "--session", session.folder, "--without-vllm")
+        assert "10,000 layers in each of 10,000 pipeline stages" in result.stderr

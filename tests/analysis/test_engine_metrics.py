@@ -244,7 +244,7 @@ def test_preemptions(session: SessionBuilder) -> None:
         *(
             {"timestamp_sec": at, "step": step, "preempted_reqs": preempted}
             for step, (at, preempted) in enumerate(
-                [(1, 1), (3, 3), (4.2, 0), (4.3, 0), (4.4, 0), (6, 6)]
+                [(1, 1), (3, 3), (4.2, 0), (4.3, 0), (4.4, 0), (6, 6)], 1
             )
         ),
     )

@@ -95,7 +95,7 @@ def test_with_other_groups_it_is_not_known(session: SessionBuilder) -> None:
 
 def test_each_engine_has_its_own_pool(session: SessionBuilder) -> None:
     session.usage((1, 10))
-    session.usage((1, 10), engine=1, total_blocks=200)
+    session.usage((1, 10), engine=1, total_blocks=200, free_blocks=180)
     session.lookups(
         *(
             {"request_id": "a", "query_tokens": 150 * 16, "hit_tokens": 0, "engine": engine}

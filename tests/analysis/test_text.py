@@ -38,7 +38,7 @@ def test_engines_with_pools_of_different_sizes(session: SessionBuilder) -> None:
     said = one_line(text_of(session))
     assert "Pool 101 blocks of 16 tokens = 1,616 tokens of KV cache" in said
     assert "blocks mean" not in said
-    session.usage((1, 40), engine=2, total_blocks=80)
+    session.usage((1, 40), engine=2, total_blocks=80, free_blocks=0)
     said = one_line(text_of(session))
     assert "Pool engine 0 101, engine 1 101, engine 2 81 blocks of 16 tokens" in said
     assert "per request: 1.62x (engine 0)" in said
@@ -129,11 +129,12 @@ def test_concurrency_is_written_as_vllm_prints_it(session: SessionBuilder) -> No
 
 
 def test_usage_shows_held_cached_and_free(session: SessionBuilder) -> None:
-    session.usage((0, 60), (5, 0), cached_blocks=40, free_blocks=0)
+    session.usage((0, 60), cached_blocks=40, free_blocks=0)
+    session.usage((5, 0), cached_blocks=40, free_blocks=60)
     rendered = one_line(text_of(session))
     assert "Mean 30.00 % 60.00 % while any block was held, 50.00 % of the time" in rendered
     assert "Peak 60.00 % at 0 us: 60 held, 40 cached, 0 free of 100" in rendered
-    assert "At the end 0.00 % 0 held, 40 cached, 0 free of 100" in rendered
+    assert "At the end 0.00 % 0 held, 40 cached, 60 free of 100" in rendered
     assert "Time 60 to 80 % 50.00 % ############" in rendered
 
 

@@ -203,7 +203,8 @@ def test_warm_up_is_left_out_but_lookups_in_it_count(session: SessionBuilder) ->
     are left of a step need six blocks, five are free."""
     session.metadata(scheduler=SCHEDULER)
     session.usage((0, 95))
-    session.rows("scheduler_steps.csv", step(1, 1, 2, 10, repeats=4), step(5, 1, 0))
+    busy = [step(time, 1, 2, 10) for time in (1, 2, 3, 4)]
+    session.rows("scheduler_steps.csv", *busy, step(5, 1, 0))
     session.lookups(refused(1, 960, 4))
     found = waiting_of(session, after_sec=2.5)
     assert seconds(found) == {"no_blocks": 5}
@@ -235,7 +236,7 @@ def test_a_table_is_the_same_in_chunks(session: SessionBuilder) -> None:
 
 
 def test_metadata_may_say_nothing(session: SessionBuilder) -> None:
-    session.rows("scheduler_steps.csv", step(1, 9, 1, 0), step(2, 1, 0))
+    session.rows("scheduler_steps.csv", step(1, 9, 1, 0, scheduled_reqs=0), step(2, 1, 0))
     (session.folder / "metadata.json").unlink()
     assert seconds(waiting_of(session)) == {"paused": 1}
     assert "scheduler" not in METADATA

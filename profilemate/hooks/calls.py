@@ -74,17 +74,21 @@ def beneath(instance: Any, name: str) -> Beneath:
     return Beneath(_of_class(name), current, None, False)
 
 
+def of_class(owner: type, name: str) -> Callable[..., Any]:
+    """What the class has by this name, to be called with the object before its arguments."""
+    found = inspect.getattr_static(owner, name)
+    if type(found) is FunctionType:
+        return found
+    bind = getattr(type(found), "__get__", None)
+    if bind is None:
+        return lambda _, *args, **kwargs: found(*args, **kwargs)
+    return lambda this, *args, **kwargs: bind(found, this, type(this))(*args, **kwargs)
+
+
 def _of_class(name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
     """Calls what the class has at that moment, which may be something that is called unbound."""
 
-    def call(this: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owner = type(this)
-        found = inspect.getattr_static(owner, name)
-        bind = getattr(type(found), "__get__", None)
-        method = found if bind is None else bind(found, this, owner)
-        return method(*args, **kwargs)
-
-    return call
+    return lambda this, args, kwargs: of_class(type(this), name)(this, *args, **kwargs)
 
 
 def form_of(instance: Any, name: str, method: Beneath, wanted: Sequence[str], given: Any) -> Form:
@@ -139,11 +143,12 @@ def _open(name: str, method: Beneath, wanted: Sequence[str], known: dict[str, An
     """With whatever comes, which is handed on as it came."""
     find = _finder(method.current, wanted)
     arguments = [f"_argument_{each}" for each in wanted]
-    looks = [f"{', '.join(arguments)}, = _find(args, kwargs)"] if wanted else []
     called = "_beneath(_this(), args, kwargs)"
     if method.function is not None:
         own = "_own(_this(), *args, **kwargs)"
         called = f"({own} if _class.{name} is _own else {called})"
+
+    looks = [f"{', '.join(arguments)}, = _find(args, kwargs)"] if wanted else []
 
     def exchanged(
         args: tuple[Any, ...], kwargs: dict[str, Any], first: Any
@@ -166,23 +171,27 @@ def _open(name: str, method: Beneath, wanted: Sequence[str], known: dict[str, An
 def _finder(
     current: Any, wanted: Sequence[str]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]:
-    """Finds the wanted arguments of a call; None for one that it lacks."""
+    """Finds the wanted arguments of a call; None for one that it lacks.
+
+    Where nothing says in which place one is, it is in the place in which it is wanted.
+    """
     try:
         parameters = list(inspect.signature(current).parameters.values())
     except Exception:
         # Of something that has none, or whose annotations mean nothing at run time.
         parameters = []
     defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-    names = [each.name for each in parameters if each.kind in _PLACED]
+    placed = [each.name for each in parameters if each.kind in _PLACED]
+    named = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     looked_for = [
-        (each, names.index(each) if each in names else place, defaults.get(each))
+        (each, placed.index(each) if each in placed else place, each in named, defaults.get(each))
         for place, each in enumerate(wanted)
     ]
 
     def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         return [
-            args[place] if place < len(args) else kwargs.get(each, default)
-            for each, place, default in looked_for
+            kwargs.get(each, default) if is_named or place >= len(args) else args[place]
+            for each, place, is_named, default in looked_for
         ]
 
     return find

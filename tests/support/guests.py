@@ -162,10 +162,10 @@ BOUND: dict[str, Form] = {
 """On a class, Python binds these to the object."""
 
 UNBOUND: dict[str, Callable[[Call], Any]] = {
-    "partial": lambda call: functools.partial(call),
+    "partial": functools.partial,
     "callable object": Caller,
     "method of another object": lambda call: Caller(call).method,
-    "staticmethod": lambda call: staticmethod(lambda *args, **kwargs: call(*args, **kwargs)),
+    "staticmethod": staticmethod,
     "classmethod": lambda call: classmethod(lambda _, *args, **kwargs: call(*args, **kwargs)),
     "mock": lambda call: mock.Mock(side_effect=call),
 }
@@ -218,7 +218,7 @@ class Guests:
         made = _made(form, of_this, counted, standing, arguments)
         if form in BOUND and form != "wrapt":
             made = MethodType(made, instance)
-        elif hasattr(made, "__get__") and form not in ("partial", "mock", "callable object"):
+        elif form in ("wrapt", "staticmethod", "classmethod", "descriptor"):
             made = made.__get__(instance, type(instance))
         setattr(instance, name, made)
         self._undo.append(lambda: setattr(instance, name, standing))

@@ -211,30 +211,33 @@ def watch(graphs: Graphs, graph_class: Any) -> None:
     def undo() -> None:
         _watching.remove(graphs)
         if not _watching:
-            for name, (ours, original) in list(_hooked.items()):
+            for (owner, name), (ours, original) in list(_hooked.items()):
                 # One that another tool has wrapped stays, idle, and serves the next worker.
-                if getattr(graph_class, name) is ours:
-                    setattr(graph_class, name, original)
-                    del _hooked[name]
+                if getattr(owner, name) is ours:
+                    setattr(owner, name, original)
+                    del _hooked[owner, name]
 
     graphs.part.on_stop(undo)
 
 
 Method = Callable[..., Any]
-_hooked: dict[str, tuple[Method, Any]] = {}
-"""By name: our method of the class, and its own."""
+Name = tuple[type, str]
+"""A class, and the name of its method."""
+
+_hooked: dict[Name, tuple[Method, Any]] = {}
+"""Our method of the class, and its own."""
 
 
-def _hook(graph_class: Any, timer: GpuTimer | None) -> dict[str, tuple[Method, Any]]:
+def _hook(graph_class: Any, timer: GpuTimer | None) -> dict[Name, tuple[Method, Any]]:
     def hook_of_replay(original: Method) -> Method:
         return _replay(original) if timer is None else _timed_replay(original, timer)
 
     hooks = {"capture_begin": _begin, "capture_end": _end, "replay": hook_of_replay}
     originals = {name: calls.of_class(graph_class, name) for name in hooks}
     return {
-        name: _put(graph_class, name, hook(originals[name]))
+        (graph_class, name): _put(graph_class, name, hook(originals[name]))
         for name, hook in hooks.items()
-        if name not in _hooked
+        if (graph_class, name) not in _hooked
     }
 
 
@@ -342,7 +345,8 @@ def _record_each_replay(graphs: Graphs) -> None:
     """Record each replay at once: no execution's end is seen any more."""
     if graphs not in _watching:
         return
-    ours, original = _hooked["replay"]
+    key = graphs.graph_class, "replay"
+    ours, original = _hooked[key]
 
     def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
         result = ours(graph, *args, **kwargs)
@@ -352,4 +356,4 @@ def _record_each_replay(graphs: Graphs) -> None:
         return result
 
     _put(graphs.graph_class, "replay", replay)
-    _hooked["replay"] = replay, original
+    _hooked[key] = replay, original

@@ -6,12 +6,11 @@ vLLM does the same, the tools see the same calls, and the tables are the same, t
 
 from __future__ import annotations
 
-import functools
 import gc
-import importlib
 import inspect
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -19,87 +18,21 @@ from typing import Any
 import pytest
 
 from profilemate.hooks.instances import is_hook
-from profilemate.hooks.kv import watch
 from profilemate.record import recorder
+from tests.kv.beside import PLACES, Beside, Tool
 from tests.kv.children import said
 from tests.kv.recording import Clock, found, hooks_only, make_tables, only_session
 from tests.kv.transcript import arrivals, transcript
-from tests.support.guests import FORMS, METHODS, Guests
-from tests.support.scheduler import build_scheduler
+from tests.support.guests import FORMS, METHODS
 
 pytestmark = pytest.mark.usefixtures("hooks_on")
-
-OWNERS = {
-    "pool": ("vllm.v1.core.block_pool", "BlockPool"),
-    "manager": ("vllm.v1.core.kv_cache_manager", "KVCacheManager"),
-    "scheduler": ("vllm.v1.core.sched.scheduler", "Scheduler"),
-}
-PLACES = ("class before", "object before", "class after", "object after")
-BLOCKS = 24
 
 Ran = tuple[list[Any], Counter[str], dict[str, bytes], dict[str, Any], list[str]]
 """What vLLM did, how often it called what tools watch, the tables, metadata, and what was said."""
 
 
-class Beside:
-    """A scheduler with tools beside it, which know its parts by the names of ``METHODS``."""
-
-    def __init__(self, place: str, form: str, patch: pytest.MonkeyPatch) -> None:
-        self.guests, self.parts = Guests(), dict[str, Any]()
-        self._place, self._form, self._patch = place, form, patch
-        for owner in OWNERS:
-            self._note_what_is_made(owner)
-
-    def build(self, model: Path) -> Any:
-        """Make a scheduler, which is watched before or after the tools come, or not at all."""
-        if self._place == "class before":
-            self._put_on_classes()
-        if self._place == "object before":
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("VLLM_PROFILING", "0")
-                scheduler = build_scheduler(model, BLOCKS)
-            self._put_on_objects()
-            watch.watch(scheduler)
-        else:
-            scheduler = build_scheduler(model, BLOCKS)
-        if self._place == "class after":
-            self._put_on_classes()
-        if self._place == "object after":
-            self._put_on_objects()
-        self.guests.calls.clear()
-        return scheduler
-
-    def _note_what_is_made(self, owner: str) -> None:
-        cls = _class_of(owner)
-        begin = cls.__init__
-
-        @functools.wraps(begin)
-        def init(this: Any, *args: Any, **kwargs: Any) -> None:
-            self.parts[owner] = this
-            begin(this, *args, **kwargs)
-
-        self._patch.setattr(cls, "__init__", init)
-
-    def _put_on_classes(self) -> None:
-        for owner, methods in METHODS.items():
-            for method, arguments in methods.items():
-                known = functools.partial(self.parts.__getitem__, owner)
-                self.guests.on_class(_class_of(owner), method, self._form, arguments, known)
-
-    def _put_on_objects(self) -> None:
-        for owner, methods in METHODS.items():
-            for method, arguments in methods.items():
-                self.guests.on_instance(self.parts[owner], method, self._form, arguments)
-
-
-def _class_of(owner: str) -> type:
-    module, name = OWNERS[owner]
-    cls: type = getattr(importlib.import_module(module), name)
-    return cls
-
-
-def run(folder: Path, model: Path, place: str, form: str, *, recorded: bool) -> Ran:
-    """Run the workload beside tools of one form in one place."""
+def run(folder: Path, model: Path, tools: Sequence[Tool], *, recorded: bool = True) -> Ran:
+    """Run the workload beside these tools."""
     clock = Clock()
     with (
         hooks_only(folder, clock, name=found(folder, clock)),
@@ -108,7 +41,7 @@ def run(folder: Path, model: Path, place: str, form: str, *, recorded: bool) -> 
     ):
         if not recorded:
             patch.setenv("VLLM_PROFILING", "0")
-        beside = Beside(place, form, patch)
+        beside = Beside(tools, patch)
         try:
             scheduler = beside.build(model)
             did = transcript(scheduler, arrivals(12), lambda: clock.tick(20_000))
@@ -123,13 +56,15 @@ def run(folder: Path, model: Path, place: str, form: str, *, recorded: bool) -> 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, model: Path, hooks_on: None) -> Ran:
     """Recorded, with no tool beside."""
-    return run(tmp_path_factory.mktemp("alone"), model, "nowhere", "wraps", recorded=True)
+    return run(tmp_path_factory.mktemp("alone"), model, [])
 
 
 @pytest.fixture(scope="module")
 def unrecorded(tmp_path_factory: pytest.TempPathFactory, model: Path, hooks_on: None) -> Ran:
     """A tool that sees all calls, and no recording."""
-    return run(tmp_path_factory.mktemp("without"), model, "class before", "wraps", recorded=False)
+    return run(
+        tmp_path_factory.mktemp("without"), model, [("class before", "wraps")], recorded=False
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -137,7 +72,7 @@ def unrecorded(tmp_path_factory: pytest.TempPathFactory, model: Path, hooks_on: 
 def test_tables_and_calls_are_the_same(
     place: str, form: str, alone: Ran, unrecorded: Ran, model: Path, tmp_path: Path
 ) -> None:
-    did, calls, tables, metadata, lines = run(tmp_path, model, place, form, recorded=True)
+    did, calls, tables, metadata, lines = run(tmp_path, model, [(place, form)])
     assert did == alone[0] == unrecorded[0]
     # We count free blocks and look up block ids ourselves, too.
     ours = {"get_num_free_blocks", "get_block_ids"}
@@ -156,7 +91,7 @@ def test_a_recording_that_ends_leaves_the_tools_alone(
     nothing any more, and hands each call on."""
     kept: list[int] = []
     with hooks_only(tmp_path), pytest.MonkeyPatch.context() as patch, said() as lines:
-        beside = Beside(place, "wraps", patch)
+        beside = Beside([(place, "wraps")], patch)
         scheduler = beside.build(model)
         (known,) = recorder._living()
 
@@ -179,7 +114,7 @@ def test_a_recording_that_ends_leaves_the_tools_alone(
 @pytest.mark.parametrize("leaves_first", ["tool", "hook"])
 def test_both_leave_in_any_order(leaves_first: str, model: Path, tmp_path: Path) -> None:
     with hooks_only(tmp_path), pytest.MonkeyPatch.context() as patch, said():
-        beside = Beside("object after", "wraps", patch)
+        beside = Beside([("object after", "wraps")], patch)
         scheduler = beside.build(model)
         (known,) = recorder._living()
         leave = [beside.guests.leave, lambda: known.fail("schedule", RuntimeError("over"))]
@@ -201,7 +136,7 @@ def test_what_was_freed_at_once_is_freed_at_once(place: str, model: Path, tmp_pa
     for switch in ("0", "1"):
         with hooks_only(tmp_path), pytest.MonkeyPatch.context() as patch:
             patch.setenv("VLLM_PROFILING", switch)
-            beside = Beside(place, "wraps", patch)
+            beside = Beside([(place, "wraps")], patch)
             gc.collect()
             gc.disable()
             try:
@@ -247,7 +182,7 @@ def test_what_vllm_refuses_it_refuses_in_the_same_words(
     for switch in ("0", "1"):
         with hooks_only(tmp_path), pytest.MonkeyPatch.context() as patch, said() as lines:
             patch.setenv("VLLM_PROFILING", switch)
-            beside = Beside("nowhere", "wraps", patch)
+            beside = Beside([], patch)
             beside.build(model)
             part = beside.parts[owner]
             assert (method in vars(part)) == (switch == "1")
@@ -261,7 +196,7 @@ def test_what_vllm_refuses_it_refuses_in_the_same_words(
 def test_a_method_looks_as_before(model: Path, tmp_path: Path) -> None:
     """Its name, its signature, its object and its source, for whatever looks at it."""
     with hooks_only(tmp_path), pytest.MonkeyPatch.context() as patch:
-        beside = Beside("nowhere", "wraps", patch)
+        beside = Beside([], patch)
         beside.build(model)
         for owner, methods in METHODS.items():
             part = beside.parts[owner]

@@ -34,6 +34,9 @@ try:
     from profilemate.bootstrap import install
 
     install()
+    # A package of the user's may have our name, and comes first. Ours is found where there is none.
+    for _name in ("profilemate.bootstrap", "profilemate"):
+        sys.modules.pop(_name, None)
 except Exception as _error:
     # Any Python program may be starting here, and one that has no use for vLLM should not hear.
     if os.environ.get("VLLM_PROFILING_VERBOSE") == "1" and sys.stderr:

@@ -49,9 +49,10 @@ class Finder:
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
         if name not in self.waiting and (self.active or not name.startswith(PACKAGE + ".")):
-            # Our own package stays importable after the path has changed, or its modules were
-            # unloaded (as ddtrace does with those that were loaded at start-up).
-            return PathFinder.find_spec(name, [ROOT]) if name == __package__ else None
+            # Our own package stays importable after the path has changed.
+            if name != __package__:
+                return None
+            return PathFinder.find_spec(name) or PathFinder.find_spec(name, [ROOT])
         # The finders before this one have been asked.
         is_later = False
         for finder in list(sys.meta_path):

@@ -122,9 +122,21 @@ def activate(finder: Finder, vllm: ModuleType) -> None:
 def _repair_pythonpath(start_folder: str) -> None:
     value = os.environ.get("PYTHONPATH")
     if value and start_folder:
-        repaired = config.absolute_pythonpath(value, ROOT, start_folder)
+        repaired = _reached_first(config.absolute_pythonpath(value, ROOT, start_folder))
         if repaired != value:
             os.environ["PYTHONPATH"] = repaired
+
+
+def _reached_first(pythonpath: str) -> str:
+    """PYTHONPATH with this repository first, where another's sitecustomize would hide ours.
+
+    OpenTelemetry puts its own before all others, for the children, and runs no other. Ours does.
+    """
+    entries = pythonpath.split(os.pathsep)
+    before = entries[: entries.index(ROOT)] if ROOT in entries else []
+    if PathFinder.find_spec("sitecustomize", before) is None:
+        return pythonpath
+    return os.pathsep.join([ROOT, *(entry for entry in entries if entry != ROOT)])
 
 
 def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:

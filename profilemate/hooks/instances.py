@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put a function of ours in the place of one object's method.
+"""Put functions of ours around one object's method.
 
 The instance is changed, not its class. That covers whatever class really runs, a subclass or a
 replacement included; nothing is hooked twice; and one ``delattr`` takes the hook away.
+
+Other tools do the same, before and after us, with the class and with the object. So a call that
+works without a hook works with it, and one that fails does so with the same error (``calls``). A
+hook that another tool has wrapped cannot be taken away: it goes quiet instead.
 """
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
+
+from profilemate.hooks import calls
 
 Undo = Callable[[], None]
 
@@ -20,211 +26,127 @@ def reference(instance: object) -> Callable[[], Any]:
     return weakref.ref(instance)
 
 
-def own_method(instance: object, name: str) -> Callable[..., Any] | None:
-    """The method that this object's class gives it, unbound, or None where it has none.
-
-    None, too, where the object itself has something in the method's place: to call the class's
-    would leave that out.
-    """
-    method = inspect.getattr_static(type(instance), name, None)
-    if not inspect.isroutine(method):
-        return None
-    unbound: Callable[..., Any] = getattr(type(instance), name)
-    bound = getattr(instance, name)
-    is_of_class = getattr(bound, "__func__", bound) == getattr(unbound, "__func__", unbound)
-    return unbound if is_of_class else None
+def has_method(instance: object, name: str) -> bool:
+    """Whether the object can be called by this name."""
+    return callable(getattr(instance, name, None))
 
 
-def required_method(instance: object, name: str) -> Callable[..., Any]:
-    """As ``own_method``, of a method that the caller cannot do without.
+def require_method(instance: object, name: str) -> None:
+    """Make sure of a method that the caller cannot do without.
 
     Raises:
-        AttributeError: the object's class has none of that name.
+        AttributeError: the object cannot be called by this name.
 
     """
-    method = own_method(instance, name)
-    if method is None:
+    if not has_method(instance, name):
         raise AttributeError(f"{type(instance).__qualname__} has no method {name}")
-    return method
 
 
-def followed(
-    instance: object,
+def is_hook(method: object) -> bool:
+    """Whether this method, as its object gives it, is a hook."""
+    return getattr(getattr(method, "__func__", None), "__module__", None) == __name__
+
+
+def hook(
+    instance: Any,
     name: str,
-    original: Callable[..., Any],
-    after: Callable[..., None],
     *arguments: str,
-) -> Callable[..., Any]:
-    """A function of this method's own parameters that calls it and then ``after``.
+    before: Callable[..., Any] | None = None,
+    after: Callable[..., Any] | None = None,
+    lastly: Callable[..., Any] | None = None,
+    given: calls.Given | None = None,
+    exchanges: bool = False,
+) -> Undo:
+    """Call these functions around each call of the object's method; returns what undoes it.
 
-    ``after`` gets the method's result and the arguments of these names, and must not raise. Python
-    takes a microsecond to hand keywords on by ``**kwargs``, and a tenth of that to hand them on by
-    place. So the function is made from the parameters, where they allow it.
+    None of them may raise, nor keep the object alive.
 
-    Raises:
-        TypeError: the method has no parameter of one of these names.
-
-    """
-    method = _Method(instance, name, original, arguments)
-    if not method.is_ordinary:
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = original(method.this(), *args, **kwargs)
-            after(result, *method.values(args, kwargs))
-            return result
-
-        return call
-    return method.made(
-        f"""
-    _result = _original({method.handed_on})
-    _after({", ".join(["_result", *arguments])})
-    return _result
-""",
-        _after=after,
-    )
-
-
-def surrounded(
-    instance: object,
-    name: str,
-    original: Callable[..., Any],
-    before: Callable[[], Any],
-    after: Callable[..., None],
-    *arguments: str,
-) -> Callable[..., Any]:
-    """As ``followed``, but ``after`` is called even if the method raises.
-
-    It gets what ``before`` returned, in place of the result. Neither of the two may raise.
+    Args:
+        instance: the object.
+        name: the method's name.
+        arguments: which of its arguments the functions get, in the order in which the method takes
+            them. They get None for one that a call lacks.
+        before: gets these. What it returns is *begun*.
+        after: gets the result, begun if there is a ``before``, and the arguments. It is not called
+            where the method raises.
+        lastly: gets begun if there is a ``before``, and the arguments. It is called before
+            ``after``, and even if the method raises.
+        given: how vLLM gives the arguments that have no default, where that is the same in all of
+            its calls. Then the hook takes the method's own parameters, if they allow it: ``*args``
+            and ``**kwargs`` cost a tenth of a microsecond, and many names a whole one.
+        exchanges: ``before`` returns begun, and what the method gets as its first argument.
 
     Raises:
-        TypeError: as ``followed``.
+        AttributeError: the object cannot be called by this name.
+        TypeError: the object cannot have a hook.
 
     """
-    method = _Method(instance, name, original, arguments)
-    if not method.is_ordinary:
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                values = method.values(args, kwargs)
-            except TypeError:
-                return original(method.this(), *args, **kwargs)
-            begun = before()
-            try:
-                return original(method.this(), *args, **kwargs)
-            finally:
-                after(begun, *values)
-
-        return call
-    return method.made(
-        f"""
-    _begun = _before()
-    try:
-        return _original({method.handed_on})
-    finally:
-        _after({", ".join(["_begun", *arguments])})
-""",
-        _before=before,
-        _after=after,
-    )
-
-
-class _Method:
-    """A method of one object, some of whose arguments are wanted.
-
-    ``is_ordinary``: all parameters can be given by place, as ``handed_on`` does.
-    """
-
-    def __init__(
-        self, instance: object, name: str, original: Callable[..., Any], wanted: tuple[str, ...]
-    ) -> None:
-        bound = getattr(instance, name)
-        self.this = reference(instance)
-        self._name = name
-        self._original = original
-        self._wanted = wanted
-        self._signature = inspect.signature(bound)
-        parameters = self._signature.parameters
-        for argument in wanted:
-            if argument not in parameters:
-                raise TypeError(f"{bound.__qualname__} takes no {argument}")
-        self.is_ordinary = all(map(_is_ordinary, parameters.values()))
-        self.handed_on = ", ".join(["_this()", *parameters])
-
-    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The wanted arguments of a call.
-
-        Raises:
-            TypeError: the method cannot be called so.
-
-        """
-        given = self._signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        return [given.arguments[name] for name in self._wanted]
-
-    def made(self, body: str, **known: Any) -> Callable[..., Any]:
-        """A function with the method's ordinary parameters and this body."""
-        parameters = self._signature.parameters.values()
-        names: dict[str, Any] = {"_original": self._original, "_this": self.this, **known}
-        names |= {f"_default_{each.name}": each.default for each in parameters}
-        taken = [
-            each.name if each.default is each.empty else f"{each.name}=_default_{each.name}"
-            for each in parameters
-        ]
-        source = f"def {self._name}({', '.join(taken)}):{body}"
-        exec(compile(source, f"<{__name__}: {self._name}>", "exec"), names)
-        function: Callable[..., Any] = names[self._name]
-        return function
-
-
-def _is_ordinary(parameter: inspect.Parameter) -> bool:
-    """Whether it can be given by place, and its name is not one of ours."""
-    by_place = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return by_place and not parameter.name.startswith("_")
-
-
-def _check_takes_as_much(replacement: Callable[..., Any], method: Callable[..., Any]) -> None:
-    ours = inspect.signature(replacement).parameters.values()
-    kinds = {parameter.kind for parameter in ours}
-    names = [parameter.name for parameter in ours if parameter.kind not in _ANY]
-    for place, parameter in enumerate(inspect.signature(method).parameters.values()):
-        kind = parameter.kind
-        by_place = _ANY_PLACED in kinds or (kind is not _ANY_PLACED and place < len(names))
-        by_name = _ANY_NAMED in kinds or (kind is not _ANY_NAMED and parameter.name in names)
-        if not (
-            (by_place or kind in (inspect.Parameter.KEYWORD_ONLY, _ANY_NAMED))
-            and (by_name or kind in (inspect.Parameter.POSITIONAL_ONLY, _ANY_PLACED))
-        ):
-            raise TypeError(f"{method.__qualname__} takes {parameter}, which is not known here")
-
-
-_ANY_PLACED = inspect.Parameter.VAR_POSITIONAL
-_ANY_NAMED = inspect.Parameter.VAR_KEYWORD
-_ANY = (_ANY_PLACED, _ANY_NAMED)
-
-
-def put(instance: object, name: str, replacement: Callable[..., Any]) -> Undo:
-    """Make ``instance.name(...)`` call ``replacement(...)``; returns what undoes it.
-
-    The replacement gets no ``self``, and must not keep the instance alive.
-
-    Raises:
-        TypeError: the method takes something that the replacement does not, so that a call of
-            vLLM's could fail.
-
-    """
-    bound = getattr(instance, name)
-    _check_takes_as_much(replacement, bound)
-    replacement.__name__ = name
-    replacement.__qualname__ = getattr(bound, "__qualname__", name)
-    replacement.__doc__ = bound.__doc__
-    replacement.__signature__ = inspect.signature(bound)  # type: ignore[attr-defined]
+    require_method(instance, name)
+    method = calls.beneath(instance, name)
+    form = calls.form_of(instance, name, method, arguments, given)
+    around = {"_before": before, "_after": after, "_lastly": lastly}
+    around = {each: function for each, function in around.items() if function is not None}
+    names = {"__name__": __name__, **form.names, **around}
+    source = f"def {name}({form.parameters}):\n{_body(form, around, exchanges)}"
+    exec(compile(source, f"<{__name__}: {name}>", "exec"), names)
+    function = names[name]
+    function.__qualname__ = getattr(method.current, "__qualname__", name)
+    function.__doc__ = getattr(method.current, "__doc__", None)
+    if method.function is not None:
+        function.__wrapped__ = method.function
+    # Bound as the method is, so that Python's errors count the same arguments, and a tool finds the
+    # object; but weakly, as the object holds it.
+    bound = MethodType(function, weakref.proxy(instance))
     # Never through its __dict__: Python makes an object slower for good once that is asked for.
-    setattr(instance, name, replacement)
-    this = reference(instance)
+    setattr(instance, name, bound)
+    if method.is_own:
+        names["_previous"] = method.current
+    return _undo(instance, name, bound, exchanges)
+
+
+def _body(form: calls.Form, around: dict[str, Any], exchanges: bool) -> str:
+    given = ["_begun", *form.arguments] if "_before" in around else form.arguments
+    lines = form.looks.copy()
+    if exchanges:
+        lines.append(form.exchange)
+    elif "_before" in around:
+        lines.append(f"_begun = _before({', '.join(form.arguments)})")
+    if "_lastly" in around:
+        lines += [
+            "try:",
+            f"    _result = {form.called}",
+            "finally:",
+            f"    _lastly({', '.join(given)})",
+        ]
+    else:
+        lines.append(f"_result = {form.called}")
+    if "_after" in around:
+        lines.append(f"_after({', '.join(['_result', *given])})")
+    return "\n".join(f"    {line}" for line in (*lines, "return _result"))
+
+
+def _undo(instance: Any, name: str, bound: MethodType, exchanges: bool) -> Undo:
+    # Weakly, as what undoes it outlives the object.
+    this, ours = reference(instance), weakref.ref(bound)
 
     def undo() -> None:
-        target = this()
-        if target is not None and getattr(target, name, None) is replacement:
-            delattr(target, name)
+        method, target = ours(), this()
+        if method is None:
+            return
+        names = method.__func__.__globals__
+        quiet = dict.fromkeys(("_before", "_after", "_lastly"), _nothing)
+        names.update(quiet, **({"_before": _same} if exchanges else {}))
+        if target is not None and getattr(target, name, None) is method:
+            if "_previous" in names:
+                setattr(target, name, names["_previous"])
+            else:
+                delattr(target, name)
 
     return undo
+
+
+def _nothing(*_: Any) -> None: ...
+
+
+def _same(first: Any, *_: Any) -> tuple[None, Any]:
+    return None, first

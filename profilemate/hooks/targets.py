@@ -7,11 +7,12 @@ for metadata.json and for ``profilemate doctor``.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from profilemate.hooks.instances import is_hook
 
 OLDEST = "0.8.5"
 NEWEST = "0.33.0"
@@ -138,7 +139,6 @@ def attached_and_missing(
             method = getattr(instance, target.method, None)
             if method is None:
                 missing[name] = target.gives
-            elif not inspect.ismethod(method):
-                # A function on the object itself, where its class would give a method, is ours.
+            elif is_hook(method):
                 attached.add(name)
     return {"attached": sorted(attached), "missing": missing}

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import venv
+import zipapp
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -350,3 +352,151 @@ def test_unwritable_repository(vllm_user: User, tmp_path: Path) -> None:
     """No bytecode can be kept, and none is missed."""
     ended = vllm_user.run(IMPORT, "-B", PYTHONPYCACHEPREFIX=str(tmp_path / "none"))
     assert (ended.stdout.strip(), ended.stderr) == (ALL_ATTACHED, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        (["-P"], {}),
+        (["-O"], {}),
+        (["-OO"], {}),
+        (["-W", "error"], {}),
+        (["-X", "dev", "-W", "error", "-bb"], {}),
+        (["-s", "-B", "-u"], {}),
+        ([], {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1"}),
+        ([], {"PYTHONSTARTUP": "/no/such/file", "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}),
+        ([], {"HOME": "", "USER": "", "LOGNAME": "", "TMPDIR": "/no/such/folder"}),
+    ],
+)
+def test_started_in_many_ways(vllm_user: User, flags: list[str], changes: dict[str, str]) -> None:
+    if "-P" in flags and sys.version_info < (3, 11):
+        pytest.skip("this Python has no such option")
+    assert vllm_user.output(IMPORT, *flags, **changes) == [ALL_ATTACHED]
+
+
+def test_import_time_of_python_itself(vllm_user: User) -> None:
+    ended = vllm_user.run(IMPORT, "-X", "importtime")
+    assert ended.stdout.strip() == ALL_ATTACHED
+    lines = ended.stderr.splitlines()
+    assert all(line.startswith("import time:") for line in lines)
+
+
+def test_profilemate_in_a_zip_file(vllm_user: User) -> None:
+    """It records from there, and its children and its collector find it."""
+    archive = vllm_user.work / "profilemate.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(ROOT / "sitecustomize.py", "sitecustomize.py")
+        for path in sorted((ROOT / "profilemate").rglob("*.py")):
+            file.write(path, path.relative_to(ROOT))
+    code = f"""
+{IMPORT}
+import subprocess
+from profilemate.format.collecting import command
+print(subprocess.run(command("--help"), cwd="/", capture_output=True).returncode)
+child = "import vllm.v1.engine.core as core; print(core.attached)"
+print(subprocess.check_output([sys.executable, "-c", child], cwd="/", text=True).strip())
+"""
+    path = os.pathsep.join(map(str, (archive, vllm_user.site)))
+    assert vllm_user.output(code, PYTHONPATH=path) == [ALL_ATTACHED, "0", "1"]
+
+
+def test_an_application_in_a_zip_file(vllm_user: User) -> None:
+    folder = vllm_user.work / "application"
+    folder.mkdir()
+    (folder / "__main__.py").write_text(IMPORT)
+    archive = vllm_user.work / "application.pyz"
+    zipapp.create_archive(folder, archive)
+    ended = subprocess.run(
+        [sys.executable, str(archive)],
+        env=vllm_user.environment({}),
+        cwd="/",
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (ended.stdout.strip(), ended.stderr) == (ALL_ATTACHED, "")
+
+
+PROCESSES = """
+import multiprocessing, os, subprocess, sys
+
+def child(way):
+    import vllm.v1.engine.core as core
+    print(way, core.attached, os.environ["VLLM_PROFILING_SESSION"], flush=True)
+
+RUN = [sys.executable, "-c", "import sys, script; script.child(sys.argv[1])"]
+
+if __name__ == "__main__":
+    child("own")
+    for method in ("fork", "spawn", "forkserver"):
+        process = multiprocessing.get_context(method).Process(target=child, args=(method,))
+        process.start()
+        process.join()
+    os.waitpid(os.posix_spawn(RUN[0], [*RUN, "posix_spawn"], os.environ), 0)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.closerange(3, 256)
+        child("daemon")
+        os._exit(0)
+    os.wait()
+    clean = {"PATH": os.environ["PATH"]}
+    seen = "import sys; print('cleaned', 'profilemate' in str(sys.meta_path), flush=True)"
+    subprocess.run([sys.executable, "-c", seen], env=clean)
+    os.execv(RUN[0], [*RUN, "execv"])
+"""
+
+
+def test_processes_of_many_kinds(vllm_user: User) -> None:
+    script = vllm_user.write("script", PROCESSES)
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env=vllm_user.environment({}),
+        cwd=vllm_user.work,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    assert ["cleaned", "False"] in lines
+    recorded = {way: (attached, session) for way, attached, *session in lines if session}
+    ways = {"own", "fork", "spawn", "forkserver", "posix_spawn", "daemon", "execv"}
+    assert recorded.keys() == ways
+    assert len({str(each) for each in recorded.values()}) == 1
+    assert recorded["own"][0] == "1"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit(3)", 3),
+        ("raise SystemExit('no more')", 1),
+        ("raise KeyboardInterrupt", -2),
+        ("1 / 0", 1),
+        ("os._exit(7)", 7),
+        ("os.abort()", -6),
+        ("os.kill(os.getpid(), 15)", -15),
+        ("atexit.register(sys.exit, 4)", 0),
+        ("atexit.register(os._exit, 5)", 5),
+        ("threading.Thread(target=sys.exit, args=(6,)).start()", 0),
+        ("sys.excepthook = lambda *_: os._exit(8); 1 / 0", 8),
+        ("sys.meta_path.clear()", 0),
+        ("sys.modules.clear()", 0),
+    ],
+)
+def test_ends_as_without_us(vllm_user: User, ending: str, code: int) -> None:
+    """The exit code, and every byte of stdout and stderr."""
+    script = f"""
+        import atexit, os, sys, threading
+        import vllm.v1.engine.core
+        {ending}
+        """
+    ended = vllm_user.run(script)
+    (vllm_user.site / "sitecustomize.py").unlink()
+    without = vllm_user.run(script, PYTHONPATH=str(vllm_user.site))
+    assert ended.returncode == without.returncode == code
+    assert (ended.stdout, ended.stderr) == (without.stdout, without.stderr)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
-from tests.bootstrap.conftest import ROOT, User
+from tests.bootstrap.conftest import ROOT, User, unindent
 
 RAN = "import sys; print('ran', __name__, sys.modules['sitecustomize'].__file__ == __file__)"
 WHO = "import sys; print(sys.modules['sitecustomize'].__file__)"
@@ -115,3 +116,36 @@ def test_two_that_run_their_next_do_not_run_each_other(user: User, python: str) 
     user.write("sitecustomize", theirs)
     path = os.pathsep.join(map(str, (user.site, ROOT)))
     assert user.output("pass", python=python, PYTHONPATH=path) == ["theirs"]
+
+
+PUTS_ITSELF_FIRST = """
+    import os
+    here = os.path.dirname(__file__)
+    others = [e for e in os.environ["PYTHONPATH"].split(os.pathsep) if e != here]
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, *others])
+    print("tracer ran", flush=True)
+    """
+
+
+def test_beside_a_tracer_that_hides_all_others_from_the_children(user: User, python: str) -> None:
+    """As OpenTelemetry's does: it hands over to no other, and comes first in each child."""
+    user.write_vllm(probes=False)
+    user.write("tracer/sitecustomize", PUTS_ITSELF_FIRST)
+    code = """
+        import os, subprocess, sys
+        import vllm
+        active = [type(finder).__name__ for finder in sys.meta_path].count("Finder")
+        print(active, os.environ["PYTHONPATH"].split(os.pathsep)[0], flush=True)
+        if sys.argv[-1] != "child":
+            subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[1], "child"], check=True)
+        """
+    path = os.pathsep.join(map(str, (ROOT, user.site / "tracer", user.site)))
+    ended = subprocess.run(
+        [*user.command(code, python=python), unindent(code)],
+        env=user.environment({"PYTHONPATH": path, "VLLM_PROFILING": "0"}),
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines() == ["tracer ran", f"1 {ROOT}"] * 2

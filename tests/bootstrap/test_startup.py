@@ -125,3 +125,44 @@ def test_broken_copy_is_silent_unless_asked(user: User, python: str) -> None:
     assert ended.stdout == "ran\n"
     assert ended.stderr.startswith("profilemate: off, it cannot start: ModuleNotFoundError")
     assert ended.stderr.count("\n") == 1
+
+
+WHOSE = """
+import sys
+import profilemate
+print(getattr(profilemate, "whose", None))
+import vllm.v1.engine.core
+print("vLLM runs", profilemate is sys.modules["profilemate"])
+"""
+
+
+@pytest.mark.parametrize("form", ["profilemate", "profilemate/__init__"])
+@pytest.mark.parametrize("place", ["before ours", "after ours", "beside the script"])
+def test_a_package_of_the_users_with_our_name(
+    user: User, python: str, form: str, place: str
+) -> None:
+    """It is theirs for their code. We are off, with one line at most, where vLLM is."""
+    user.write_vllm(probes=False)
+    folder = user.work if place == "beside the script" else user.site / "theirs"
+    theirs = folder / f"{form}.py"
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.write_text("whose = 'mine'\n")
+    script = user.work / "script.py"
+    script.write_text(WHOSE)
+    path = [ROOT, user.site, folder] if place == "after ours" else [folder, ROOT, user.site]
+    path = [each for each in path if each != user.work]
+    ended = subprocess.run(
+        [python, str(script)],
+        env=user.environment({"PYTHONPATH": os.pathsep.join(map(str, path))}),
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "mine\nvLLM runs True\n")
+    assert all(line.startswith("profilemate: off, ") for line in ended.stderr.splitlines())
+    assert ended.stderr.count("\n") <= 1
+
+
+def test_nothing_of_ours_stays_by_name(user: User, python: str) -> None:
+    code = "import sys; print([name for name in sys.modules if name.startswith('profilemate')])"
+    assert user.output(code, python=python) == ["[]"]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from profilemate.hooks import targets
-from profilemate.hooks.instances import put
+from profilemate.hooks.instances import hook
 from profilemate.hooks.targets import attached_and_missing
 
 
@@ -19,7 +19,7 @@ class Elastic:
 
 def test_attached_and_missing() -> None:
     pool = Elastic()
-    undo = put(pool, "touch", lambda blocks: None)
+    undo = hook(pool, "touch")
     found = attached_and_missing({targets.POOL: [pool]}, "0.23.0")
     assert found["attached"] == ["Elastic.touch"]
     # What is there and not watched is neither; partial blocks came later than this release.

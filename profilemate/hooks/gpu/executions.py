@@ -17,14 +17,7 @@ import orjson
 from profilemate.format.events import Op
 from profilemate.hooks.gpu.graph_sources import Batch, batch_of, batch_of_execution
 from profilemate.hooks.gpu.graphs import MAX_NS, Entry, Graphs
-from profilemate.hooks.instances import (
-    followed,
-    own_method,
-    put,
-    reference,
-    required_method,
-    surrounded,
-)
+from profilemate.hooks.instances import has_method, hook
 from profilemate.record import encode
 
 _now, _served, _EXECUTION = time.monotonic_ns, encode.served, Op.EXECUTION
@@ -155,10 +148,10 @@ def watch(runner: Any, executions: Executions) -> None:
         AttributeError: it does not have the methods that are watched.
 
     """
-    if own_method(runner, "profile_cudagraph_memory") is not None:
+    if has_method(runner, "profile_cudagraph_memory"):
         _watch_profiling(runner, executions.graphs)
     _watch_steps(runner, executions)
-    if own_method(runner, "_dummy_run") is not None:
+    if has_method(runner, "_dummy_run"):
         _watch_dummies(runner, executions)
     _watch_dispatch(runner, executions)
 
@@ -166,7 +159,7 @@ def watch(runner: Any, executions: Executions) -> None:
 def _watch_steps(runner: Any, executions: Executions) -> None:
     part = executions.graphs.executions
 
-    def before() -> bool:
+    def before(_: Any) -> bool:
         """Returns whether this call is the outermost one."""
         if executions.depth:
             return False
@@ -185,50 +178,48 @@ def _watch_steps(runner: Any, executions: Executions) -> None:
             except Exception as error:
                 part.fail("execute_model", error)
 
-    original = required_method(runner, "execute_model")
-    hook = surrounded(runner, "execute_model", original, before, after, "scheduler_output")
-    part.on_stop(put(runner, "execute_model", hook))
+    part.on_stop(
+        hook(
+            runner, "execute_model", "scheduler_output", before=before, lastly=after, given="place"
+        )
+    )
 
 
 def _watch_dummies(runner: Any, executions: Executions) -> None:
     """A dummy run is an execution, or turns the one around it into a dummy."""
-    original, this = required_method(runner, "_dummy_run"), reference(runner)
     part = executions.graphs.executions
 
-    def _dummy_run(*args: Any, **kwargs: Any) -> Any:
+    def before(num_tokens: Any) -> bool:
+        """Returns whether this call is the outermost one."""
         is_outermost = not executions.depth
         try:
             executions.depth += 1
             if is_outermost:
                 executions.begin()
-            executions.dummy_tokens = int(args[0] if args else kwargs["num_tokens"])
+            executions.dummy_tokens = int(num_tokens)
         except Exception as error:
             part.fail("_dummy_run", error)
-        try:
-            return original(this(), *args, **kwargs)
-        finally:
-            executions.depth -= 1
-            try:
-                if is_outermost:
-                    executions.end(None)
-            except Exception as error:
-                part.fail("_dummy_run", error)
+        return is_outermost
 
-    part.on_stop(put(runner, "_dummy_run", _dummy_run))
+    def after(is_outermost: bool, _: Any) -> None:
+        executions.depth -= 1
+        try:
+            if is_outermost:
+                executions.end(None)
+        except Exception as error:
+            part.fail("_dummy_run", error)
+
+    part.on_stop(hook(runner, "_dummy_run", "num_tokens", before=before, lastly=after))
 
 
 def _watch_profiling(runner: Any, graphs: Graphs) -> None:
-    original = required_method(runner, "profile_cudagraph_memory")
-    this = reference(runner)
-
-    def profile_cudagraph_memory(*args: Any, **kwargs: Any) -> Any:
+    def before() -> None:
         graphs.profiling = True
-        try:
-            return original(this(), *args, **kwargs)
-        finally:
-            graphs.profiling = False
 
-    graphs.part.on_stop(put(runner, "profile_cudagraph_memory", profile_cudagraph_memory))
+    def after(_: None) -> None:
+        graphs.profiling = False
+
+    graphs.part.on_stop(hook(runner, "profile_cudagraph_memory", before=before, lastly=after))
 
 
 def _watch_dispatch(runner: Any, executions: Executions) -> None:
@@ -242,10 +233,9 @@ def _watch_dispatch(runner: Any, executions: Executions) -> None:
         (runner, "_determine_batch_execution_and_padding"),
         (getattr(runner, "cudagraph_dispatcher", None), "dispatch"),
     ):
-        method = owner and own_method(owner, name)
-        if method:
+        if has_method(owner, name):
             executions.is_dispatched = True
-            on_stop(put(owner, name, followed(owner, name, method, executions.dispatched)))
+            on_stop(hook(owner, name, after=executions.dispatched, given="name"))
             return
     module = sys.modules[type(runner).__module__]
     name = "dispatch_cg_and_sync_dp"

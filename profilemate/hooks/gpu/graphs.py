@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from profilemate.format.events import Op
+from profilemate.hooks import calls
 from profilemate.hooks.gpu import graph_sources
 from profilemate.hooks.gpu.gpu_timer import GpuTimer, Interval
 from profilemate.hooks.gpu.graph_sources import Batch, Capture
@@ -197,7 +198,6 @@ def watch(graphs: Graphs, graph_class: Any) -> None:
 
     Raises:
         AttributeError: the class does not have the methods that are watched.
-        TypeError: its replay takes more than the graph, so that a call could fail.
 
     """
     if _watching:
@@ -211,36 +211,41 @@ def watch(graphs: Graphs, graph_class: Any) -> None:
     def undo() -> None:
         _watching.remove(graphs)
         if not _watching:
-            for name, (ours, original) in _hooked.items():
-                if getattr(graph_class, name) is ours:
-                    setattr(graph_class, name, original)
-            _hooked.clear()
+            for (owner, name), (ours, original) in list(_hooked.items()):
+                # One that another tool has wrapped stays, idle, and serves the next worker.
+                if getattr(owner, name) is ours:
+                    setattr(owner, name, original)
+                    del _hooked[owner, name]
 
     graphs.part.on_stop(undo)
 
 
 Method = Callable[..., Any]
-_hooked: dict[str, tuple[Method, Method]] = {}
-"""By name: our method of the class, and its own."""
+Name = tuple[type, str]
+"""A class, and the name of its method."""
+
+_hooked: dict[Name, tuple[Method, Any]] = {}
+"""Our method of the class, and its own."""
 
 
-def _hook(graph_class: Any, timer: GpuTimer | None) -> dict[str, tuple[Method, Method]]:
-    originals = {name: getattr(graph_class, name) for name in ("capture_begin", "capture_end")}
-    replay = graph_class.replay
-    if len(inspect.signature(replay).parameters) != 1:
-        raise TypeError(f"{replay.__qualname__} takes {inspect.signature(replay)}")
-    ours = {
-        "capture_begin": _begin(originals["capture_begin"]),
-        "capture_end": _end(originals["capture_end"]),
-        "replay": _replay(replay) if timer is None else _timed_replay(replay, timer),
+def _hook(graph_class: Any, timer: GpuTimer | None) -> dict[Name, tuple[Method, Any]]:
+    def hook_of_replay(original: Method) -> Method:
+        return _replay(original) if timer is None else _timed_replay(original, timer)
+
+    hooks = {"capture_begin": _begin, "capture_end": _end, "replay": hook_of_replay}
+    originals = {name: calls.of_class(graph_class, name) for name in hooks}
+    return {
+        (graph_class, name): _put(graph_class, name, hook(originals[name]))
+        for name, hook in hooks.items()
+        if (graph_class, name) not in _hooked
     }
-    originals["replay"] = replay
-    return {name: _put(graph_class, name, method, originals[name]) for name, method in ours.items()}
 
 
-def _put(graph_class: Any, name: str, ours: Method, original: Method) -> tuple[Method, Method]:
+def _put(graph_class: Any, name: str, ours: Method) -> tuple[Method, Any]:
+    """Put a method of ours on the class; returns it and what was there."""
+    original = inspect.getattr_static(graph_class, name)
     ours.__name__ = name
-    ours.__qualname__ = original.__qualname__
+    ours.__qualname__ = getattr(original, "__qualname__", name)
     ours.__doc__ = original.__doc__
     ours.__wrapped__ = original  # type: ignore[attr-defined]
     setattr(graph_class, name, ours)
@@ -275,6 +280,15 @@ def _end(original: Method) -> Method:
 
 
 def _replay(original: Method) -> Method:
+    if len(inspect.signature(original, follow_wrapped=False).parameters) != 1:
+        # Another tool's, or one that takes more than the graph.
+        return lambda graph, *args, **kwargs: _counted(
+            lambda graph: original(graph, *args, **kwargs)
+        )(graph)
+    return _counted(original)
+
+
+def _counted(original: Method) -> Method:
     now = time.monotonic_ns
 
     def replay(graph: Any) -> Any:
@@ -297,13 +311,13 @@ def _replay(original: Method) -> Method:
 def _timed_replay(original: Method, timer: GpuTimer) -> Method:
     counted = _replay(original)
 
-    def replay(graph: Any) -> Any:
+    def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
         interval = None
         try:
             interval = timer.begin()
         except Exception as error:
             _fail("GPU timing", error)
-        result = counted(graph)
+        result = counted(graph, *args, **kwargs)
         if interval is not None:
             try:
                 interval[1].record()
@@ -331,13 +345,15 @@ def _record_each_replay(graphs: Graphs) -> None:
     """Record each replay at once: no execution's end is seen any more."""
     if graphs not in _watching:
         return
-    ours, original = _hooked["replay"]
+    key = graphs.graph_class, "replay"
+    ours, original = _hooked[key]
 
-    def replay(graph: Any) -> Any:
-        result = ours(graph)
+    def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        result = ours(graph, *args, **kwargs)
         for watching in _watching:
             watching.record_recent()
             watching.recorder.step_ended()
         return result
 
-    _hooked["replay"] = _put(graphs.graph_class, "replay", replay, original)
+    _put(graphs.graph_class, "replay", replay)
+    _hooked[key] = replay, original

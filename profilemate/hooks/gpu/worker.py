@@ -16,7 +16,7 @@ from profilemate.format.errors import SessionError
 from profilemate.hooks import targets
 from profilemate.hooks.gpu import executions, graphs, worker_facts
 from profilemate.hooks.gpu.gpu_timer import GpuTimer
-from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.instances import has_method, hook, reference
 from profilemate.hooks.producers import open_journal
 from profilemate.messages import cause, give_up, say
 from profilemate.record import launch
@@ -36,17 +36,15 @@ def attach(module: Any) -> None:
 def _after_init_worker(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
     wrapped(*args, **kwargs)
     worker = instance.worker
-    original, this = own_method(worker, "init_device"), reference(worker)
-    if original is None:
+    if not has_method(worker, "init_device"):
         return
+    this = reference(worker)
 
-    def init_device(*args: Any, **kwargs: Any) -> Any:
+    def after(_: Any) -> None:
         undo()
-        result = original(this(), *args, **kwargs)
         watch(this())
-        return result
 
-    undo = put(worker, "init_device", init_device)
+    undo = hook(worker, "init_device", after=after)
 
 
 def watch(worker: Any) -> None:
@@ -119,7 +117,7 @@ def _watch_start_up(worker: Any, recorded: executions.Executions, recorder: Reco
         recorder.status(memory=facts.memory(this()))
 
     _after(worker, "determine_available_memory", lambda *_: record_memory(), recorder)
-    _after(worker, "initialize_from_config", facts.take_kv_cache, recorder)
+    _after(worker, "initialize_from_config", facts.take_kv_cache, recorder, "kv_cache_config")
     _after(runner, "capture_model", facts.take_capture, recorder)
 
     _watch_warm_up(worker, recorded, recorder, record_memory)
@@ -132,40 +130,38 @@ def _watch_warm_up(
     record_memory: Callable[[], None],
 ) -> None:
     name = "compile_or_warm_up_model"
-    if own_method(worker, name) is None:
+    if not has_method(worker, name):
         return
-    original, this = required_method(worker, name), reference(worker)
+    this = reference(worker)
 
-    def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> Any:
+    def before() -> None:
         recorded.warming_up = True
+
+    def after(_: None) -> None:
+        recorded.warming_up = False
         try:
-            return original(this(), *args, **kwargs)
-        finally:
-            recorded.warming_up = False
-            try:
-                record_memory()
-                recorder.status(cuda_graphs=worker_facts.resolved_graphs(this()))
-            except Exception as error:
-                _lose_numbers(recorder, name, error)
-
-    recorder.on_stop(put(worker, name, compile_or_warm_up_model))
-
-
-def _after(instance: Any, name: str, run: Callable[..., None], recorder: Recorder) -> None:
-    """Call ``run(result, *arguments)`` after each call of the instance's method, if it has it."""
-    if own_method(instance, name) is None:
-        return
-    original, this = required_method(instance, name), reference(instance)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(this(), *args, **kwargs)
-        try:
-            run(result, *args)
+            record_memory()
+            recorder.status(cuda_graphs=worker_facts.resolved_graphs(this()))
         except Exception as error:
             _lose_numbers(recorder, name, error)
-        return result
 
-    recorder.on_stop(put(instance, name, call))
+    recorder.on_stop(hook(worker, name, before=before, lastly=after))
+
+
+def _after(
+    instance: Any, name: str, run: Callable[..., None], recorder: Recorder, *arguments: str
+) -> None:
+    """Call ``run(result, *arguments)`` after each call of the instance's method, if it has it."""
+    if not has_method(instance, name):
+        return
+
+    def after(*given: Any) -> None:
+        try:
+            run(*given)
+        except Exception as error:
+            _lose_numbers(recorder, name, error)
+
+    recorder.on_stop(hook(instance, name, *arguments, after=after))
 
 
 def _lose_numbers(recorder: Recorder, name: str, error: Exception) -> None:

@@ -7,19 +7,27 @@ nothing else. A failure of ours ends the recording of blocks and never reaches v
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint
 from typing import Any
 
 from profilemate.format.events import MAX_POOLS, Op, op_of
-from profilemate.hooks.instances import followed, own_method, put, reference, required_method
+from profilemate.hooks.instances import has_method, hook, reference, require_method
 from profilemate.hooks.kv.requests import Requests, hash_bytes
 from profilemate.hooks.parts import Part
 from profilemate.record import encode
 
-_PARTIAL = ("request", "block", "num_tokens", "kv_cache_group_id")
+_CACHED = (
+    "request",
+    "blocks",
+    "num_cached_blocks",
+    "num_full_blocks",
+    "block_size",
+    "kv_cache_group_id",
+    "block_mask",
+)
+"""Of ``cache_full_blocks``, which not every release gives all of these."""
 
 
 class FreeContext:
@@ -60,36 +68,49 @@ def watch(
     """
     if number >= MAX_POOLS:
         raise ValueError(f"more than {MAX_POOLS} block pools")
-    _watch_get_new_blocks(pool, number, part)
+    allocating = _watch_get_new_blocks(pool, number, part, is_noted=evicts_directly)
     _watch_touch(pool, number, part)
     _watch_free_blocks(pool, number, part, context, alone, tabled)
     _watch_cache_full_blocks(pool, number, part, requests, tabled)
     _watch_rare_calls(pool, number, part, requests, settle)
     if evicts_directly:
-        _watch_direct_evictions(pool, number, part)
+        _watch_direct_evictions(pool, number, part, allocating)
 
 
-def _watch_get_new_blocks(pool: Any, number: int, part: Part) -> None:
-    original, this = required_method(pool, "get_new_blocks"), reference(pool)
+class _Allocating:
+    """Whether a call of ``get_new_blocks`` is under way, where that is asked for."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = False
+
+    def begin(self) -> None:
+        self.now = True
+
+    def end(self, _: None) -> None:
+        self.now = False
+
+
+def _watch_get_new_blocks(pool: Any, number: int, part: Part, *, is_noted: bool) -> _Allocating:
     now, op, keep, layout = time.monotonic_ns, op_of(Op.ALLOCATE, number), part.keep, encode.blocks
+    name, allocating = "get_new_blocks", _Allocating()
 
-    def get_new_blocks(num_blocks: int) -> Any:
-        blocks = original(this(), num_blocks)
+    def after(blocks: Any, _: None = None) -> None:
         try:
             keep((layout, op, now(), *blocks))
         except Exception as error:
-            part.fail("get_new_blocks", error)
-        return blocks
+            part.fail(name, error)
 
-    part.on_stop(put(pool, "get_new_blocks", get_new_blocks))
+    begin, end = (allocating.begin, allocating.end) if is_noted else (None, None)
+    part.on_stop(hook(pool, name, before=begin, after=after, lastly=end, given="place"))
+    return allocating
 
 
 def _watch_touch(pool: Any, number: int, part: Part) -> None:
-    original, this = required_method(pool, "touch"), reference(pool)
     now, op, keep = time.monotonic_ns, op_of(Op.REUSE, number), part.keep
 
-    def touch(blocks: Any) -> Any:
-        result = original(this(), blocks)
+    def after(_: Any, blocks: Any) -> None:
         try:
             # vLLM 0.10.2 to 0.13 pass one list a group, the others one list.
             groups = blocks if blocks and isinstance(blocks[0], (list, tuple)) else (blocks,)
@@ -97,50 +118,58 @@ def _watch_touch(pool: Any, number: int, part: Part) -> None:
                 keep(event)
         except Exception as error:
             part.fail("touch", error)
-        return result
 
-    part.on_stop(put(pool, "touch", touch))
+    part.on_stop(hook(pool, "touch", "blocks", after=after, given="place"))
 
 
 def _watch_free_blocks(
     pool: Any, number: int, part: Part, context: FreeContext, alone: bool, tabled: bool
 ) -> None:
-    original, this = required_method(pool, "free_blocks"), reference(pool)
-    now, keep = time.monotonic_ns, part.keep
+    this, now, keep = reference(pool), time.monotonic_ns, part.keep
 
-    # vLLM 0.23 also says at which end of the queue they go.
-    def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
-        freer = context.request
-        if tabled and freer:
-            try:
-                count = length_hint(ordered_blocks)
-            except Exception as error:
-                part.fail("free_blocks", error)
-                count = 0
-            result = original(this(), ordered_blocks, *args, **kwargs)
-            if count:
-                keep((encode.once, Op.RELEASE, now(), (freer - 1, count)))
-            return result
-        blocks, given = _walkable(ordered_blocks)
-        result = original(this(), given, *args, **kwargs)
+    def before(ordered_blocks: Iterable[Any]) -> tuple[Any, Any]:
+        """How many blocks the request frees, or which."""
+        if not (tabled and context.request):
+            return _walkable(ordered_blocks)
         try:
-            if not alone:
-                # vLLM hands another pool's blocks over to that pool's own free_blocks.
-                blocks = [block for block in blocks if block.pool in (None, this())]
-            _record_free(part, number, freer, blocks, now())
+            return length_hint(ordered_blocks), ordered_blocks
         except Exception as error:
             part.fail("free_blocks", error)
-        return result
+            return 0, ordered_blocks
 
-    part.on_stop(put(pool, "free_blocks", free_blocks))
+    def after(_: Any, begun: Any, __: Any) -> None:
+        try:
+            freer = context.request
+            if isinstance(begun, int):
+                if begun:
+                    keep((encode.once, Op.RELEASE, now(), (freer - 1, begun)))
+                return
+            if not alone:
+                # vLLM hands another pool's blocks over to that pool's own free_blocks.
+                begun = [block for block in begun if block.pool in (None, this())]
+            _record_free(part, number, freer, begun, now())
+        except Exception as error:
+            part.fail("free_blocks", error)
+
+    part.on_stop(
+        hook(
+            pool,
+            "free_blocks",
+            "ordered_blocks",
+            before=before,
+            after=after,
+            given="place",
+            exchanges=True,
+        )
+    )
 
 
-def _walkable(blocks: Iterable[Any]) -> tuple[Any, Any]:
+def _walkable(blocks: Any) -> tuple[Any, Any]:
     """Blocks to look at, and the same blocks to hand on, as an iterator where they came as one."""
-    if isinstance(blocks, (list, tuple)):
-        return blocks, blocks
-    listed = list(blocks)
-    return listed, iter(listed)
+    if not isinstance(blocks, (list, tuple)) and isinstance(blocks, Iterator):
+        listed = list(blocks)
+        return listed, iter(listed)
+    return blocks, blocks
 
 
 def _record_free(part: Part, pool: int, freer: int, blocks: Any, now: int) -> None:
@@ -153,8 +182,7 @@ def _record_free(part: Part, pool: int, freer: int, blocks: Any, now: int) -> No
 def _watch_cache_full_blocks(
     pool: Any, number: int, part: Part, requests: Requests, tabled: bool
 ) -> None:
-    original, this = required_method(pool, "cache_full_blocks"), reference(pool)
-    names = list(inspect.signature(original).parameters)[1:]
+    name = "cache_full_blocks"
     now, index, keep = time.monotonic_ns, requests.index, part.keep
     layout, op = encode.cached, Op.CACHE
 
@@ -164,23 +192,21 @@ def _watch_cache_full_blocks(
                 number, hashes = index[request.request_id], request.block_hashes
                 keep((layout, op, now(), number, hashes, first, last))
         except Exception as error:
-            part.fail("cache_full_blocks", error)
+            part.fail(name, error)
 
-    def by_list(*args: Any, **kwargs: Any) -> Any:
-        result = original(this(), *args, **kwargs)
+    def by_list(_: Any, *values: Any) -> None:
         try:
-            given = dict(zip(names, args, strict=False), **kwargs) if args else kwargs
+            given = dict(zip(_CACHED, values, strict=True))
             if given["num_cached_blocks"] < given["num_full_blocks"]:
                 _record_cached(part, number, index[given["request"].request_id], given, now())
         except Exception as error:
-            part.fail("cache_full_blocks", error)
-        return result
+            part.fail(name, error)
 
-    hook: Callable[..., Any] = by_list
-    if tabled and names[:4] == ["request", "blocks", "num_cached_blocks", "num_full_blocks"]:
+    if tabled:
         wanted = "request", "num_cached_blocks", "num_full_blocks"
-        hook = followed(pool, "cache_full_blocks", original, by_table, *wanted)
-    part.on_stop(put(pool, "cache_full_blocks", hook))
+        part.on_stop(hook(pool, name, *wanted, after=by_table, given="name"))
+    else:
+        part.on_stop(hook(pool, name, *_CACHED, after=by_list))
 
 
 def _record_cached(part: Part, pool: int, request: int, given: dict[str, Any], now: int) -> None:
@@ -188,7 +214,7 @@ def _record_cached(part: Part, pool: int, request: int, given: dict[str, Any], n
     first, size = given["num_cached_blocks"], given["block_size"]
     blocks = given["blocks"][first : given["num_full_blocks"]]
     hashes = [hash_bytes(block.block_hash) for block in blocks]
-    mask = given.get("block_mask")
+    mask = given["block_mask"]
     if mask is None and None not in hashes:
         lists = [(first, blocks, hashes)]
     else:
@@ -198,7 +224,7 @@ def _record_cached(part: Part, pool: int, request: int, given: dict[str, Any], n
             for at, block in enumerate(blocks)
             if hashes[at] is not None and not block.is_null and (mask is None or mask[at])
         ]
-    group, op = given.get("kv_cache_group_id", 0), op_of(Op.CACHE_LIST, pool)
+    group, op = given["kv_cache_group_id"] or 0, op_of(Op.CACHE_LIST, pool)
     for at, listed, their_hashes in lists:
         numbers = request, group, (at + 1) * size, size
         part.keep((encode.cached_list, op, now, numbers, listed, their_hashes))
@@ -213,7 +239,7 @@ def _watch_rare_calls(
 ) -> None:
     now, keep = time.monotonic_ns, part.keep
 
-    def after_evict_blocks(cached: list[int], result: Any) -> None:
+    def after_evict_blocks(_: Any, cached: list[int]) -> None:
         if cached:
             # A request may hold such a block: its block table no longer says its contents.
             requests.record_hashes()
@@ -224,68 +250,54 @@ def _watch_rare_calls(
         return [i for i in block_ids if pool_of().blocks[i].block_hash is not None]
 
     pool_of = reference(pool)
-    _around(pool, part, "evict_blocks", cached_among, after_evict_blocks)
+    _around(pool, part, "evict_blocks", ["block_ids"], cached_among, after_evict_blocks)
 
-    def after_reset(_: None, done: Any) -> None:
+    def after_reset(done: Any, _: None) -> None:
         keep((encode.once, op_of(Op.RESET, number), now(), (int(bool(done)),)))
         settle()
 
-    _around(pool, part, "reset_prefix_cache", lambda *_, **__: None, after_reset)
+    _around(pool, part, "reset_prefix_cache", [], lambda: None, after_reset)
 
-    def after_unpin(blocks: list[Any], result: Any) -> None:
+    def after_unpin(_: Any, blocks: list[Any]) -> None:
         _record_free(part, number, 0, blocks, now())
 
-    _around_iterable(pool, part, "unpin_blocks", after_unpin)
+    _around(pool, part, "unpin_blocks", ["blocks"], _walkable, after_unpin, exchanges=True)
 
-    def before_partial(*args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
-        given = dict(zip(_PARTIAL, args, strict=False)) | kwargs
-        return given, given["block"].block_hash
+    def hash_before(request: Any, block: Any, tokens: int, group: int) -> tuple[Any, ...]:
+        return request.request_id, block, tokens, group, block.block_hash
 
-    def after_partial(begun: tuple[dict[str, Any], Any], _: Any) -> None:
-        given, before = begun
-        block_hash = given["block"].block_hash
+    def after_partial(_: Any, begun: tuple[Any, ...]) -> None:
+        request_id, block, tokens, group, before = begun
+        block_hash = block.block_hash
         # A second entry for a block makes nothing findable that was not.
         if block_hash not in (None, before):
-            tokens = given["num_tokens"]
-            request = requests.index[given["request"].request_id]
-            numbers = request, given["kv_cache_group_id"], tokens, tokens
-            op, listed = op_of(Op.CACHE_LIST, number), [given["block"]]
-            keep((encode.cached_list, op, now(), numbers, listed, [block_hash]))
+            numbers = requests.index[request_id], group, tokens, tokens
+            op = op_of(Op.CACHE_LIST, number)
+            keep((encode.cached_list, op, now(), numbers, [block], [block_hash]))
 
-    _around(pool, part, "cache_partial_block", before_partial, after_partial)
+    partial = ["request", "block", "num_tokens", "kv_cache_group_id"]
+    _around(pool, part, "cache_partial_block", partial, hash_before, after_partial)
 
-    def after_move(pair: tuple[int, int], result: Any) -> None:
+    def after_move(_: Any, pair: tuple[int, int]) -> None:
         keep((encode.once, op_of(Op.MOVE, number), now(), pair))
 
-    def ids_of(src_block: Any, dst_block: Any) -> tuple[int, int]:
-        return src_block.block_id, dst_block.block_id
+    def ids_of(source: Any, target: Any) -> tuple[int, int]:
+        return source.block_id, target.block_id
 
-    _around(pool, part, "move_block_hashes", ids_of, after_move)
+    _around(pool, part, "move_block_hashes", ["src_block", "dst_block"], ids_of, after_move)
 
 
-def _watch_direct_evictions(pool: Any, number: int, part: Part) -> None:
-    allocate = vars(pool)["get_new_blocks"]
-    allocating = False
-
-    def get_new_blocks(num_blocks: int) -> Any:
-        nonlocal allocating
-        allocating = True
-        try:
-            return allocate(num_blocks)
-        finally:
-            allocating = False
-
-    part.on_stop(put(pool, "get_new_blocks", get_new_blocks))
-
+def _watch_direct_evictions(pool: Any, number: int, part: Part, allocating: _Allocating) -> None:
     def cached_id(block: Any) -> list[int]:
-        return [] if allocating or block.block_hash is None else [block.block_id]
+        return [] if allocating.now or block.block_hash is None else [block.block_id]
 
-    def after(cached: list[int], result: Any) -> None:
+    def after(_: Any, cached: list[int]) -> None:
         if cached:
             _record_evicted(part, number, cached)
 
-    required_method(pool, "_maybe_evict_cached_block")
-    _around(pool, part, "_maybe_evict_cached_block", cached_id, after)
+    name = "_maybe_evict_cached_block"
+    require_method(pool, name)
+    _around(pool, part, name, ["block"], cached_id, after)
 
 
 def _record_evicted(part: Part, pool: int, block_ids: list[int]) -> None:
@@ -296,45 +308,27 @@ def _around(
     pool: Any,
     part: Part,
     name: str,
+    arguments: list[str],
     before: Callable[..., Any],
     after: Callable[[Any, Any], None],
+    *,
+    exchanges: bool = False,
 ) -> None:
-    """Hook a rare method, where this release has it: ``after(before(*args), result)``."""
-    original, this = own_method(pool, name), reference(pool)
-    if original is None:
+    """Hook a rare method, where this release has it: ``after(result, before(*arguments))``."""
+    if not has_method(pool, name):
         return
 
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def begin(*values: Any) -> Any:
         try:
-            begun = before(*args, **kwargs)
+            return before(*values)
         except Exception as error:
             part.fail(name, error)
-            return original(this(), *args, **kwargs)
-        result = original(this(), *args, **kwargs)
+            return (None, values[0]) if exchanges else None
+
+    def end(result: Any, begun: Any, *_: Any) -> None:
         try:
-            after(begun, result)
+            after(result, begun)
         except Exception as error:
             part.fail(name, error)
-        return result
 
-    part.on_stop(put(pool, name, hooked))
-
-
-def _around_iterable(
-    pool: Any, part: Part, name: str, after: Callable[[list[Any], Any], None]
-) -> None:
-    """Hook a rare method whose first argument may be an iterator of blocks."""
-    original, this = own_method(pool, name), reference(pool)
-    if original is None:
-        return
-
-    def hooked(blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
-        listed, given = _walkable(blocks)
-        result = original(this(), given, *args, **kwargs)
-        try:
-            after(listed, result)
-        except Exception as error:
-            part.fail(name, error)
-        return result
-
-    part.on_stop(put(pool, name, hooked))
+    part.on_stop(hook(pool, name, *arguments, before=begin, after=end, exchanges=exchanges))

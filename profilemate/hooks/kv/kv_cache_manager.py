@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from profilemate.format.events import Op
-from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.instances import has_method, hook, reference, require_method
 from profilemate.hooks.kv.block_pool import FreeContext
 from profilemate.hooks.kv.requests import Requests
 from profilemate.hooks.parts import Part
@@ -36,7 +36,7 @@ def watch_lookups(manager: Any, part: Part, requests: Requests) -> None:
     """
     if getattr(manager, "enable_caching", True):
         nesting = Nesting()
-        required_method(manager, "get_computed_blocks")
+        require_method(manager, "get_computed_blocks")
         for name in ("get_computed_blocks", "get_computed_blocks_for_connector"):
             _watch_lookup(manager, name, part, requests, nesting)
 
@@ -68,18 +68,18 @@ def watch_frees(
 def _watch_lookup(
     manager: Any, name: str, part: Part, requests: Requests, nesting: Nesting
 ) -> None:
-    original, this = own_method(manager, name), reference(manager)
-    if original is None:
+    if not has_method(manager, name):
         return
     now, keep, index = time.monotonic_ns, part.keep, requests.index
     looked_up = requests.looked_up
 
-    def lookup(request: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin(_: Any) -> None:
         nesting.depth += 1
-        try:
-            found = original(this(), request, *args, **kwargs)
-        finally:
-            nesting.depth -= 1
+
+    def end(_: None, __: Any) -> None:
+        nesting.depth -= 1
+
+    def after(found: Any, _: None, request: Any) -> None:
         try:
             if not nesting.depth:
                 number = index.get(request.request_id)
@@ -90,9 +90,10 @@ def _watch_lookup(
                 looked_up.add(number)
         except Exception as error:
             part.fail(name, error)
-        return found
 
-    part.on_stop(put(manager, name, lookup))
+    part.on_stop(
+        hook(manager, name, "request", before=begin, after=after, lastly=end, given="place")
+    )
 
 
 def _skips_reading(request: Any) -> bool:
@@ -110,30 +111,33 @@ def _watch_free(
     context: FreeContext,
     forget_prefill: Callable[[str], None],
 ) -> None:
-    original, this = required_method(manager, "free"), reference(manager)
-    block_ids_of = own_method(manager, "get_block_ids") or _block_ids
-    now = time.monotonic_ns
+    has_block_ids = has_method(manager, "get_block_ids")
+    this, now = reference(manager), time.monotonic_ns
 
-    def free(request: Any, *args: Any, **kwargs: Any) -> Any:
+    def before(request: Any) -> None:
         try:
             if request.status == requests.running:
                 # Its blocks of this very step will be in no table that the step returns.
-                block_ids = block_ids_of(this(), request.request_id)
+                request_id = request.request_id
+                block_ids = (
+                    this().get_block_ids(request_id)
+                    if has_block_ids
+                    else _block_ids(this(), request_id)
+                )
                 number = requests.number(request, now())
                 _record_table(part, number, block_ids)
                 _record_preemption(part, number, request)
-                forget_prefill(request.request_id)
+                forget_prefill(request_id)
             else:
                 number = requests.leaving(request, now())
             context.request = number + 1
         except Exception as error:
             part.fail("free", error)
-        try:
-            return original(this(), request, *args, **kwargs)
-        finally:
-            context.request = 0
 
-    part.on_stop(put(manager, "free", free))
+    def end(_: None, __: Any) -> None:
+        context.request = 0
+
+    part.on_stop(hook(manager, "free", "request", before=before, lastly=end, given="place"))
 
 
 def _block_ids(manager: Any, request_id: str) -> list[list[int]]:
@@ -152,13 +156,12 @@ def _watch_park(
     forget_prefill: Callable[[str], None],
     tabled: bool,
 ) -> None:
-    original, this = own_method(manager, "pop_blocks_for_free"), reference(manager)
-    if original is None:
+    name = "pop_blocks_for_free"
+    if not has_method(manager, name):
         return
     keep = part.keep
 
-    def pop_blocks_for_free(request: Any) -> Any:
-        blocks = original(this(), request)
+    def after(blocks: Any, request: Any) -> None:
         try:
             running = request.status == requests.running
             number = requests.leaving(request, time.monotonic_ns())
@@ -170,10 +173,9 @@ def _watch_park(
             else:
                 keep((encode.parked, Op.PARK, number, list(blocks)))
         except Exception as error:
-            part.fail("pop_blocks_for_free", error)
-        return blocks
+            part.fail(name, error)
 
-    part.on_stop(put(manager, "pop_blocks_for_free", pop_blocks_for_free))
+    part.on_stop(hook(manager, name, "request", after=after, given="place"))
 
 
 def _record_preemption(part: Part, number: int, request: Any) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from profilemate.format.events import Op
-from profilemate.hooks.instances import own_method, put, reference, required_method
+from profilemate.hooks.instances import has_method, hook, reference, require_method
 from profilemate.hooks.kv.engine_parts import EngineParts
 from profilemate.hooks.kv.requests import Requests
 from profilemate.hooks.parts import Part
@@ -41,7 +41,7 @@ class Steps:
         tabled: bool,
     ) -> None:
         self._scheduler = reference(scheduler)
-        self._counts = own_method(scheduler, "get_request_counts") or _request_counts
+        self._counts = _request_counts if has_method(scheduler, "get_request_counts") else _lengths
         self._free_counts: Callable[[], Sequence[int]] = lambda: (0,) * len(pools)
         with parts.blocks.attaching():
             self._free_counts = _free_counts_of(pools)
@@ -231,92 +231,85 @@ def watch(
 
 
 def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
-    original, this = required_method(scheduler, "schedule"), reference(scheduler)
     now = time.monotonic_ns
 
-    def schedule(*args: Any, **kwargs: Any) -> Any:
-        began = now()
-        output = original(this(), *args, **kwargs)
+    def after(output: Any, began: int) -> None:
         try:
             steps.scheduled(output, began, now())
         except Exception as error:
             recorder.fail("schedule", error)
-        return output
 
-    recorder.on_stop(put(scheduler, "schedule", schedule))
+    recorder.on_stop(hook(scheduler, "schedule", before=now, after=after))
 
 
 def _watch_update(scheduler: Any, steps: Steps, part: Part) -> None:
-    original, this = required_method(scheduler, "update_from_output"), reference(scheduler)
-    now = time.monotonic_ns
+    name, now = "update_from_output", time.monotonic_ns
 
-    def update_from_output(*args: Any, **kwargs: Any) -> Any:
-        steps.updating, began = True, now()
+    def before() -> int:
+        steps.updating = True
+        return now()
+
+    def end(began: int) -> None:
         try:
-            return original(this(), *args, **kwargs)
-        finally:
-            try:
-                steps.updated(began)
-            except Exception as error:
-                part.fail("update_from_output", error)
+            steps.updated(began)
+        except Exception as error:
+            part.fail(name, error)
 
-    part.on_stop(put(scheduler, "update_from_output", update_from_output))
+    part.on_stop(hook(scheduler, name, before=before, lastly=end, given="place"))
 
 
 def _watch_arrival(scheduler: Any, part: Part, requests: Requests) -> None:
-    original, this = required_method(scheduler, "add_request"), reference(scheduler)
-
-    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+    def before(request: Any) -> None:
         try:
             requests.number(request, time.monotonic_ns())
         except Exception as error:
             part.fail("add_request", error)
-        return original(this(), request, *args, **kwargs)
 
-    part.on_stop(put(scheduler, "add_request", add_request))
+    part.on_stop(hook(scheduler, "add_request", "request", before=before, given="place"))
 
 
 def _watch_end(scheduler: Any, steps: Steps, part: Part, requests: Requests) -> None:
-    original, this = required_method(scheduler, "_free_request"), reference(scheduler)
-
-    def _free_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+    def before(request: Any) -> None:
         try:
             requests.finish(request, time.monotonic_ns())
             steps.forget_prefill(request.request_id)
         except Exception as error:
             part.fail("_free_request", error)
-        return original(this(), request, *args, **kwargs)
 
-    part.on_stop(put(scheduler, "_free_request", _free_request))
+    part.on_stop(hook(scheduler, "_free_request", "request", before=before, given="place"))
 
 
 def _watch_abort(scheduler: Any, steps: Steps, part: Part) -> None:
-    original, this = required_method(scheduler, "finish_requests"), reference(scheduler)
-
-    def finish_requests(*args: Any, **kwargs: Any) -> Any:
-        result = original(this(), *args, **kwargs)
+    def after(_: Any) -> None:
         try:
             if steps.has_news:
                 steps.settle()
         except Exception as error:
             part.fail("finish_requests", error)
-        return result
 
-    part.on_stop(put(scheduler, "finish_requests", finish_requests))
+    part.on_stop(hook(scheduler, "finish_requests", after=after))
 
 
 def _request_counts(scheduler: Any) -> tuple[int, int]:
-    """Running and waiting requests, where the scheduler does not count them itself."""
+    """Running and waiting requests."""
+    counts: tuple[int, int] = scheduler.get_request_counts()
+    return counts
+
+
+def _lengths(scheduler: Any) -> tuple[int, int]:
+    """The same, where the scheduler does not count them itself."""
     return len(scheduler.running), len(scheduler.waiting)
 
 
 def _free_counts_of(pools: list[Any]) -> Callable[[], Sequence[int]]:
     """The function that counts the free blocks of each pool. It does not keep the pools alive."""
-    counters = [(required_method(pool, "get_num_free_blocks"), reference(pool)) for pool in pools]
-    if len(counters) > 1:
-        return lambda: [count(pool()) for count, pool in counters]
-    ((count, pool),) = counters
-    return lambda: (count(pool()),)
+    for pool in pools:
+        require_method(pool, "get_num_free_blocks")
+    references = [reference(pool) for pool in pools]
+    if len(references) > 1:
+        return lambda: [pool().get_num_free_blocks() for pool in references]
+    (only,) = references
+    return lambda: (only().get_num_free_blocks(),)
 
 
 def _by_column(rows: list[Any]) -> Any:

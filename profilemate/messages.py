@@ -12,13 +12,16 @@ from io import TextIOWrapper
 
 from profilemate import config
 
+MAX_REASON = 300
+"""Characters of an error's text that are shown."""
+
 _said: dict[str, object] = {}
 
 
 def say(line: str) -> None:
     """Write one line, in one call, so that lines of several processes do not mix."""
-    text = f"profilemate: {' '.join(line.splitlines())}\n"
     try:
+        text = f"profilemate: {_visible(' '.join(line.splitlines()))}\n"
         stream = sys.stderr
         if type(stream) is TextIOWrapper:
             # Not through its buffer: a line that cannot be written would stay there and fail again
@@ -30,6 +33,23 @@ def say(line: str) -> None:
     except Exception:
         # stderr may be None, closed, a pipe without a reader, or anything that replaced it.
         pass
+
+
+def reason_of(error: BaseException) -> str:
+    """What was raised, as a message or the metadata say it. It may hold a client's text."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        return name
+    return f"{name}: {text if len(text) <= MAX_REASON else text[:MAX_REASON] + '…'}"
+
+
+def _visible(text: str) -> str:
+    """The text without what a terminal acts on."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def say_once(key: str, line: str) -> None:

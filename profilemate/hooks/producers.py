@@ -42,7 +42,7 @@ def open_journal(
         "hooks": [status._asdict() for status in hooks.status()],
         **described,
     }
-    recorder = Recorder(place.fd, header, f"{producer} {rank}", pause_sec)
+    recorder = Recorder(place.fd, header, f"{producer} {rank}", pause_sec, place.journal)
     if recorder.active:
         return place, recorder
     recorder.close()

@@ -143,10 +143,10 @@ class JournalWriter:
         return self._fd < 0
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. Never raises."""
         fd, self._fd = self._fd, -1
-        if self._is_journal(fd):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
+            if self._is_journal(fd):
                 os.close(fd)
 
     def _write(self, data: bytes) -> None:

@@ -8,6 +8,7 @@ interrupts a call, it can be called again, and ``written`` says how many events 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import time
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ SHRINKS_BYTES = 64
 
 STATUS_NS = 5_000_000_000
 """How often the journal gets the costs of the recording so far."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _BROKEN_OFF = journal.frame(Kind.END, b'{"failed": {"journal": "its end could not be written"}}')
 
@@ -176,9 +179,12 @@ class Output:
         if not file.size:
             return
         if not file.has_room:
-            with contextlib.suppress(OSError):
+            try:
                 file.append(self._frame(kind, changes))
                 return
+            except OSError as error:
+                if error.errno not in _FULL:
+                    return
             file.make_room()
         # A reader sees that a frame was replaced by the file having become shorter.
         spare = SHRINKS_BYTES if kind is Kind.STATUS else 0

@@ -13,6 +13,7 @@ list: it tries again, and counts what it cannot write.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -215,6 +216,7 @@ class Recorder:
             # What comes meanwhile is written the next time.
             for _ in range(0, len(self._events), EVENTS_IN_FRAME):
                 written |= self._write()
+                self._give_up_in_time()
             if self._is_ending:
                 self._end()
             self._failures = 0
@@ -237,10 +239,14 @@ class Recorder:
         self._end_by = time.monotonic() + PATIENCE_SEC - LAST_WORD_SEC
         self._is_ending = True
         has_ended = self._writer.finish(lambda: self._output.is_closed, PATIENCE_SEC)
+        if not has_ended:
+            # Nobody waits any more: if the process lives on, all is written.
+            self._end_by = math.inf
         if not (has_ended or self._writer.is_here):
+            missing = self.dropped + self._waiting_events()
             say(
-                f"{self.name}: the disk does not answer, {self._unwritten():,} events are not "
-                "written and are lost if the process ends now"
+                f"{self.name}: the disk does not answer, {missing:,} events are not written and "
+                "are lost if the process ends now"
             )
         self._take_hooks_away()
 
@@ -252,8 +258,8 @@ class Recorder:
         self._take_hooks_away()
         self._output.close()
 
-    def _unwritten(self) -> int:
-        return self.dropped + len(self._events) - self._events.count(None)
+    def _waiting_events(self) -> int:
+        return len(self._events) - self._events.count(None)
 
     def _keep_repeats(self) -> None:
         """Keep the repeats as an event, before the events that came after them."""
@@ -336,13 +342,18 @@ class Recorder:
     def _end(self) -> None:
         self.step_ended()
         while self._write():
-            if time.monotonic() > self._end_by and not self._gives_up:
-                self._gives_up = True
-                self.status(failed={"journal": "the disk was too slow to write all at the end"})
+            self._give_up_in_time()
         self._is_off = True
         if not self._output.is_closed:
             self._output.end({"failed": self._failed} if self._failed else {})
         self._leave()
+
+    def _give_up_in_time(self) -> None:
+        """At the end, leave the rest in time to say so."""
+        is_late = self._is_ending and time.monotonic() > self._end_by
+        if is_late and not self._gives_up and self._waiting_events():
+            self._gives_up = True
+            self.status(failed={"journal": "the disk was too slow to write all at the end"})
 
     def _leave(self) -> None:
         with contextlib.suppress(ValueError):

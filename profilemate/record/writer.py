@@ -24,6 +24,9 @@ LATE_SEC = 0.003
 """A pause is late by this much where vLLM did not let go of the GIL. Python then takes it away,
 after 5 ms."""
 
+ATTEMPTS = 3
+"""How often in a row the thread may fail before it ends."""
+
 STUCK_SEC = 2.0
 """A disk does not answer where a write takes longer than this."""
 
@@ -68,12 +71,14 @@ class Writer:
 
     def wake(self) -> None:
         """There is something to write. Where no thread can start, write it here and now."""
-        if not (self._has_thread or self._start()):
-            self.write_here()
-            return
         self.beat()
+        # Before a thread begins, which says so when it ends.
         self.is_idle = False
-        self._bell.put(None)
+        if self._has_thread or self._start():
+            self._bell.put(None)
+        else:
+            self.is_idle = True
+            self.write_here()
 
     def beat(self) -> None:
         """Who writes calls this before each frame."""
@@ -151,12 +156,18 @@ class Writer:
                 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             with self._writing:
                 self._is_written_by = threading.get_ident()
-                while True:
-                    self._bell.get()
-                    self._write_until_idle()
+                failures = 0
+                while failures < ATTEMPTS:
+                    try:
+                        self._bell.get()
+                        self._write_until_idle()
+                        failures = 0
+                    except BaseException:  # noqa: PERF203
+                        # What waits is still there, and a traceback would tell the user nothing.
+                        failures += 1
+                        self._bell.put(None)
         except BaseException:
-            # A traceback would tell the user nothing: what waits is still there, and the next step
-            # starts another thread, or says what is lost.
+            # The next step starts another thread.
             pass
         finally:
             self._is_written_by = 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -368,8 +369,66 @@ def test_an_end_does_not_wait_for_a_disk_forever(
     disk = Stuck(monkeypatch)
     keep_step(opened, 1)
     wait_for(lambda: disk.calls)
-    opened.close()
+    keep_step(opened, 2)
+    with said() as lines:
+        opened.close()
+    (line,) = lines
+    assert line == (
+        "profilemate: engine 0: the disk does not answer, 2 events are not written and are lost if "
+        "the process ends now"
+    )
     assert contents(path)[0] == []
     disk.let_go()
     wait_for(lambda: contents(path)[1][-1] is Kind.END)
-    assert contents(path)[0] == [1]
+    assert contents(path)[0] == [1, 2]
+
+
+def test_several_ends_wait_for_a_disk_once(
+    journal: JournalAt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An engine and its worker in one process do not wait one after the other. The disk hangs just
+    when they end, and the thread that ends them does not."""
+    first, _ = journal
+    path = tmp_path / "worker0.journal"
+    second = Recorder(os.open(path, os.O_WRONLY | os.O_CREAT), {}, "worker 0")
+    monkeypatch.setattr(recorder, "PATIENCE_SEC", 0.5)
+    disk = Stuck(monkeypatch)
+    began = time.monotonic()
+    with said() as lines:
+        first.close()
+        second.close()
+    assert time.monotonic() - began < 0.8
+    assert len(lines) == 2
+    disk.let_go()
+    wait_for(lambda: not recorder._living())
+    assert contents(path)[1] == contents(journal[1])[1] == [Kind.HEADER, Kind.END]
+
+
+def test_a_slow_disk_at_the_end(journal: JournalAt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it cannot take in time is lost, counted, and the journal says so."""
+    opened, path = journal
+    monkeypatch.setattr(recorder, "PATIENCE_SEC", 1.0)
+    monkeypatch.setattr(recorder, "LAST_WORD_SEC", 0.7)
+    monkeypatch.setattr(recorder, "EVENTS_IN_FRAME", 2)
+    write = os.write
+
+    def slow(fd: int, data: Any) -> int:
+        time.sleep(0.1)
+        return write(fd, data)
+
+    for number in range(50):
+        opened.keep((encode.once, Op.RESET, time.monotonic_ns(), (number,)))
+        opened._events.append(None)
+    monkeypatch.setattr("profilemate.format.journal.os.write", slow)
+    with said() as lines:
+        opened.close()
+    assert lines == []
+    numbers, kinds = contents(path)
+    assert numbers == list(range(len(numbers)))
+    assert 0 < len(numbers) < 50
+    assert kinds[-1] is Kind.END
+    ending = [json.loads(payload) for kind, payload in read(path) if kind >= Kind.STATUS]
+    assert ending[-1]["dropped_events"] == opened.dropped == 50 - len(numbers)
+    assert {"journal": "the disk was too slow to write all at the end"} in [
+        frame.get("failed") for frame in ending
+    ]

@@ -15,7 +15,6 @@ from profilemate.format.events import HASH_BYTES, PREFIX_BYTES, REASONS, Op, pre
 from profilemate.record import encode
 from profilemate.record.recorder import Recorder
 
-
 LONG_BYTES = 1_000
 """A description of more bytes than this was given a long id, adapter or prompt."""
 

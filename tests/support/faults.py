@@ -19,6 +19,10 @@ Place = tuple[str, int]
 Where = Callable[[FrameType], bool]
 
 
+_NEVER_RAISE = ("try:", "yield", "if opened is None:", "place, recorder = opened")
+"""Lines where nothing can be raised, and Python or contextlib would let it past the handlers."""
+
+
 class Lines:
     """Sees the lines that profilemate runs in the calls that ``where`` chooses.
 
@@ -73,8 +77,7 @@ class Lines:
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         place = frame.f_code.co_filename, frame.f_lineno
-        # "try:" does nothing, and Python lets what is raised there past all handlers.
-        if event == "line" and linecache.getline(*place).strip() != "try:":
+        if event == "line" and linecache.getline(*place).strip() not in _NEVER_RAISE:
             self.seen[place] = self.seen.get(place, 0) + 1
             self._count += 1
             is_here = place == self._place or self._count == self._at

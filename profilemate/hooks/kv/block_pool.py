@@ -118,10 +118,17 @@ def _watch_free_blocks(
                 part.fail("free_blocks", error)
                 count = 0
             result = original(this(), ordered_blocks, *args, **kwargs)
-            if count:
-                keep((encode.once, Op.RELEASE, now(), (freer - 1, count)))
+            try:
+                if count:
+                    keep((encode.once, Op.RELEASE, now(), (freer - 1, count)))
+            except Exception as error:
+                part.fail("free_blocks", error)
             return result
-        blocks, given = _walkable(ordered_blocks)
+        try:
+            blocks, given = _walkable(ordered_blocks)
+        except Exception as error:
+            part.fail("free_blocks", error)
+            return original(this(), ordered_blocks, *args, **kwargs)
         result = original(this(), given, *args, **kwargs)
         try:
             if not alone:
@@ -329,7 +336,11 @@ def _around_iterable(
         return
 
     def hooked(blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
-        listed, given = _walkable(blocks)
+        try:
+            listed, given = _walkable(blocks)
+        except Exception as error:
+            part.fail(name, error)
+            return original(this(), blocks, *args, **kwargs)
         result = original(this(), given, *args, **kwargs)
         try:
             after(listed, result)

@@ -6,6 +6,7 @@ Nothing goes through logging, whose configuration belongs to vLLM and its users.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -58,7 +59,8 @@ def cause(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{kind}: {error.strerror}"
     if isinstance(error, _NAMES_ONLY):
-        return shortened(f"{kind}: {' '.join(str(error).split())}", LONGEST_CAUSE)
+        with contextlib.suppress(Exception):
+            return shortened(f"{kind}: {' '.join(str(error).split())}", LONGEST_CAUSE)
     for frame, line in list(traceback.walk_tb(error.__traceback__))[-1:]:
         return f"{kind} at {os.path.basename(frame.f_code.co_filename)}:{line}"
     return kind

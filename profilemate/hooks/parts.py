@@ -41,7 +41,13 @@ class Part:
         self._undo.append(undo)
 
     def fail(self, where: str, error: BaseException) -> None:
-        """A hook of this part raised: the part is lost."""
+        """A hook of this part raised: the part is lost. Raises nothing, as vLLM would get it."""
+        try:
+            self._lose(where, error)
+        except Exception as another:
+            self._recorder.fail(where, another)
+
+    def _lose(self, where: str, error: BaseException) -> None:
         lost = [part for part in (self, *self._carried) if not part.lost]
         for part in lost:
             part.lost = True
@@ -60,6 +66,6 @@ class Part:
 
     def _take_away(self) -> None:
         # Taken one by one: another thread may be at it, too.
-        with contextlib.suppress(IndexError):
-            while True:
+        while self._undo:
+            with contextlib.suppress(Exception):
                 self._undo.pop(0)()

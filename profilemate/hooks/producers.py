@@ -32,8 +32,6 @@ def open_journal(
         SessionError: the session's folder cannot be used.
 
     """
-    name = ensure_name(os.environ)
-    place = claim(settings.directory, name, f"{producer}{rank}")
     header = {
         "producer": producer,
         "rank": rank,
@@ -42,9 +40,16 @@ def open_journal(
         "hooks": [status._asdict() for status in hooks.status()],
         **described,
     }
-    recorder = Recorder(place.fd, header, f"{producer} {rank}", pause_sec)
-    if recorder.active:
-        return place, recorder
-    recorder.close()
+    name = ensure_name(os.environ)
+    place = claim(settings.directory, name, f"{producer}{rank}")
+    try:
+        recorder = Recorder(place.fd, header, f"{producer} {rank}", pause_sec, place.journal)
+        if recorder.active:
+            return place, recorder
+        recorder.close()
+    except Exception:
+        # A journal that nobody writes would look like one that is about to begin.
+        place.journal.unlink(missing_ok=True)
+        raise
     place.journal.unlink(missing_ok=True)
     return None

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put events into a journal, and say what is lost where the disk has no room for them.
 
-One thread at a time uses this: the one that writes, or the one that ends the journal.
+One thread at a time uses this: the one that writes, or the one that ends the journal. Whatever
+interrupts a call, it can be called again, and ``written`` says how many events are in the journal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -27,6 +31,10 @@ SHRINKS_BYTES = 64
 
 STATUS_NS = 5_000_000_000
 """How often the journal gets the costs of the recording so far."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_BROKEN_OFF = journal.frame(Kind.END, b'{"failed": {"journal": "its end could not be written"}}')
 
 
 @dataclass(slots=True)
@@ -48,118 +56,152 @@ class Costs:
 class Output:
     """One producer's journal. The file descriptor belongs to it from now on.
 
-    ``name`` is what messages call the producer. ``lost`` says why the journal cannot be written;
-    it is empty as long as it can.
+    ``name`` is what messages call the producer, ``path`` where the journal is. ``lost`` says why
+    the journal cannot be written; it is empty as long as it can.
     """
 
-    def __init__(self, fd: int, header: dict[str, Any], name: str, costs: Costs) -> None:
+    def __init__(
+        self, fd: int, header: dict[str, Any], name: str, costs: Costs, path: Path | None
+    ) -> None:
         self.name = name
         self.lost = ""
         self._costs = costs
-        self._columns = Columns()
-        self._file = JournalWriter(fd)
+        self._file = JournalWriter(fd, path)
+        self._has_said_lost = False
         self._written_ns = time.monotonic_ns()
         self._next_status_ns = self._written_ns + STATUS_NS
         self._next_retry_ns = 0
         header = {**header, "since": self._written_ns}
-        self._append(journal.MAGIC + journal.frame(Kind.HEADER, orjson.dumps(header)))
+        self._append(journal.MAGIC + journal.frame(Kind.HEADER, _json(header)))
+        if self.lost:
+            self.report_loss()
 
     @property
     def is_closed(self) -> bool:
         return self._file.is_closed
 
-    def write(self, events: list[Event]) -> None:
-        """Write the events as one frame, or drop them where the journal cannot be written.
+    @property
+    def written(self) -> int:
+        """How many events have been written."""
+        return self._file.events
 
-        What it raises comes from an event that cannot be packed; all are dropped then.
+    @property
+    def dropped(self) -> int:
+        """How many events are in no journal."""
+        return self._costs.missed + self._costs.dropped + self._file.given_up
+
+    def settle(self) -> None:
+        """Let ``written`` say what is in the journal, where the last call was interrupted."""
+        if not self.lost:
+            try:
+                self._file.settle()
+            except OSError as error:
+                self.lost = _reason(error)
+
+    def write(self, events: list[Event]) -> None:
+        """Write the events as one frame; ``lost`` is set where the journal cannot be written.
+
+        Raises:
+            Exception: an event cannot be packed.
+
         """
-        if self.lost:
-            self.drop(len(events))
-            return
-        if not events:
-            return
-        try:
-            self._write(events)
-        except Exception:
-            self.drop(len(events))
-            raise
-        finally:
-            self._columns.clear()
+        columns = Columns()
+        for event in events:
+            event[0](columns, event)
+        last = columns.times[-1] if columns.times else self._written_ns
+        payload = columns.pack(self._written_ns)
+        if len(payload) > journal.MAX_PAYLOAD:
+            raise OverflowError(f"a step's events are {len(payload):,} bytes")
+        # A write may take long, and needs only the frame.
+        del columns
+        data = journal.frame(Kind.EVENTS, payload)
+        if last > self._next_status_ns:
+            self._next_status_ns = last + STATUS_NS
+            data += self._frame(Kind.STATUS, {})
+        if self._append(data, len(events)):
+            self._costs.flushes += 1
+            self._written_ns = last
 
     def status(self, changes: dict[str, Any]) -> None:
         """Write what changed about the producer, where the journal can be written."""
         if not self.lost:
             self._append(self._frame(Kind.STATUS, changes))
 
-    def drop(self, events: int) -> None:
-        """Count so many events as lost."""
-        self._costs.dropped += events
+    def report_loss(self) -> None:
+        """Say why the journal cannot be written, and from time to time how much is lost."""
+        if not self._has_said_lost:
+            self._has_said_lost = True
+            say_lost(self.name, self.lost)
         now = time.monotonic_ns()
-        if self.lost and now > self._next_retry_ns:
+        if now > self._next_retry_ns:
             self._next_retry_ns = now + RETRY_NS
-            self._report_loss(Kind.STATUS)
+            self._write_loss(Kind.STATUS)
 
-    def end(self) -> None:
+    def end(self, changes: dict[str, Any]) -> None:
         """End the journal in good order, as far as the disk allows."""
+        if not self.lost:
+            self._append(self._frame(Kind.END, changes))
         if self.lost:
-            self._report_loss(Kind.END)
-        else:
-            self._append(self._frame(Kind.END, {}))
+            self.report_loss()
+            self._write_loss(Kind.END)
+        self._file.close()
+
+    def break_off(self) -> None:
+        """End the journal where nothing else can be done."""
+        with contextlib.suppress(Exception):
+            self._file.append(_BROKEN_OFF)
         self._file.close()
 
     def close(self) -> None:
         """Close the file as it is."""
         self._file.close()
 
-    def _write(self, events: list[Event]) -> None:
-        columns = self._columns
-        for event in events:
-            event[0](columns, event)
-        last = columns.times[-1] if columns.times else self._written_ns
-        data = journal.frame(Kind.EVENTS, columns.pack(self._written_ns))
-        if last > self._next_status_ns:
-            self._next_status_ns = last + STATUS_NS
-            data += self._frame(Kind.STATUS, {})
-        if self._append(data, len(columns.ops)):
-            self._costs.flushes += 1
-            self._written_ns = last
-        else:
-            self._costs.dropped += len(columns.ops)
-            self._report_loss(Kind.STATUS)
-
     def _frame(self, kind: Kind, changes: dict[str, Any]) -> bytes:
         costs = {
-            "dropped_events": self._costs.missed + self._costs.dropped,
+            "dropped_events": self.dropped,
             "flushes": self._costs.flushes,
             "hook_ns": self._costs.hook_ns,
             "writing_ns": self._costs.writing_ns,
             "bytes": self._file.size,
         }
-        return journal.frame(kind, orjson.dumps(changes | costs))
+        return journal.frame(kind, _json(changes | costs))
 
     def _append(self, data: bytes, events: int = 0) -> bool:
         try:
             self._file.append(data, events)
         except OSError as error:
-            self.lost = error.strerror or str(error)
-            self._next_retry_ns = time.monotonic_ns() + RETRY_NS
-            say_lost(self.name, self.lost)
+            self.lost = _reason(error)
             return False
         return True
 
-    def _report_loss(self, kind: Kind) -> None:
+    def _write_loss(self, kind: Kind) -> None:
         """Write how much is lost; where there is no room, in the place of the last frames."""
         file, changes = self._file, {"failed": {"journal": self.lost}}
         if not file.size:
             return
         if not file.has_room:
-            with contextlib.suppress(OSError):
+            try:
                 file.append(self._frame(kind, changes))
                 return
-            self._costs.dropped += file.make_room()
+            except OSError as error:
+                if error.errno not in _FULL:
+                    return
+            file.make_room()
         # A reader sees that a frame was replaced by the file having become shorter.
         spare = SHRINKS_BYTES if kind is Kind.STATUS else 0
         file.put_last(self._frame(kind, {**changes, "spare": " " * spare}))
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # Text of clients may be no Unicode: orjson refuses half a surrogate pair.
+        return json.dumps(value, default=str).encode()
 
 
 def say_lost(name: str, reason: str) -> None:

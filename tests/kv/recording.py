@@ -87,7 +87,7 @@ def hooks_only(
         if not collector:
             patch.setattr(launch, "start", lambda directory: None)
         if not thread:
-            patch.setattr(recorder, "_writer", NoThread(recorder._write_all))
+            patch.setattr(recorder, "_writer", NoThread())
         if clock is not None:
             patch.setattr(time, "monotonic_ns", clock)
         try:

@@ -334,7 +334,7 @@ def test_model_runner_in_the_same_process(
     clock = Clock()
     with hooks_only(tmp_path, clock, name=found(tmp_path, clock)):
         # Its thread is left behind, asleep.
-        sleeper = Writer(recorder._write_all)
+        sleeper = Writer()
         monkeypatch.setattr(recorder, "_writer", sleeper)
         scheduler = build_scheduler(model, BLOCKS, enable_prefix_caching=False)
         sleeper.pause_sec = 3_600

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,8 +40,9 @@ JournalAt = tuple[Recorder, Path]
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[JournalAt]:
-    """A recorder, and where its journal is."""
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JournalAt]:
+    """A recorder with a thread of its own, and where its journal is."""
+    monkeypatch.setattr(recorder, "_writer", Writer())
     path = tmp_path / "engine0.journal"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     opened = Recorder(fd, {"producer": "engine"}, "engine 0")
@@ -149,15 +152,17 @@ def test_it_holds_back_where_vllm_waits_for_nothing(monkeypatch: pytest.MonkeyPa
     late = iter([0.0, 0.006, 0.006, 0.006, 0.006, 0.006, 0.0, 0.0])
     now, pauses = 0.0, []
 
-    def sleep(seconds: float) -> None:
+    def get(timeout: float) -> None:
         nonlocal now
-        pauses.append(seconds)
-        now += seconds + next(late)
+        pauses.append(timeout)
+        now += timeout + next(late)
+        raise Empty
 
-    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now)
-    monkeypatch.setattr(writer, "time", clock)
+    monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: now))
     written = iter([True] * 7 + [False, False])
-    waiting = Writer(lambda: next(written))
+    waiting = Writer()
+    waiting.sources.append(SimpleNamespace(write=lambda: next(written)))
+    waiting._bell = SimpleNamespace(get=get)  # type: ignore[assignment]
     waiting.pause_sec = 0.01
     waiting._write_until_idle()
     assert pauses == [0.01, 0.01, 0.02, 0.04, 0.08, 0.1, 0.1, 0.01]
@@ -184,7 +189,6 @@ def test_no_thread_can_be_had(journal: JournalAt, monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(recorder, "_writer", Writer(recorder._write_all))
     opened, path = journal
     for number in range(3):
         keep_step(opened, number)
@@ -196,13 +200,14 @@ def test_a_thread_that_ended_is_begun_anew(
 ) -> None:
     opened, path = journal
     endings = [SystemExit]
+    write = opened.write
 
-    def write_all() -> bool:
+    def write_or_end() -> bool:
         if endings:
             raise endings.pop()
-        return recorder._write_all()
+        return write()
 
-    monkeypatch.setattr(recorder, "_writer", Writer(write_all))
+    monkeypatch.setattr(opened, "write", write_or_end)
     keep_step(opened, 1)
     wait_for(lambda: not endings and recorder._writer.is_idle)
     keep_step(opened, 2)
@@ -263,7 +268,6 @@ def test_garbage_is_collected_while_the_thread_begins(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", started)
-    monkeypatch.setattr(recorder, "_writer", Writer(recorder._write_all))
     keep_step(opened, 1)
     wait_until_written()
     assert contents(path)[0] == contents(other)[0] == [1]
@@ -313,7 +317,8 @@ def test_a_disk_that_does_not_answer_for_long(
     Nothing that a hook calls waits for the disk.
     """
     opened, path = journal
-    monkeypatch.setattr(recorder, "MAX_WAITING", 1_000)
+    opened._room = 1_000
+    monkeypatch.setattr(writer, "STUCK_SEC", 0.0)
     disk = Stuck(monkeypatch)
     with said() as lines:
         keep_step(opened, 0)
@@ -328,10 +333,10 @@ def test_a_disk_that_does_not_answer_for_long(
         wait_until_written()
         opened.close()
     line, _ = lines
-    assert "1,000 events wait for it" in line
+    assert "1,001 events wait for it" in line
     numbers, kinds = contents(path)
     # What waited is written, the step that was being written included.
-    assert numbers == list(range(501))
+    assert numbers == list(range(500))
     # The loss of a part is an event, too.
     assert opened.dropped + len(numbers) == 5_001
     assert kinds[-1] is Kind.END
@@ -364,8 +369,66 @@ def test_an_end_does_not_wait_for_a_disk_forever(
     disk = Stuck(monkeypatch)
     keep_step(opened, 1)
     wait_for(lambda: disk.calls)
-    opened.close()
+    keep_step(opened, 2)
+    with said() as lines:
+        opened.close()
+    (line,) = lines
+    assert line == (
+        "profilemate: engine 0: the disk does not answer, 2 events are not written and are lost if "
+        "the process ends now"
+    )
     assert contents(path)[0] == []
     disk.let_go()
     wait_for(lambda: contents(path)[1][-1] is Kind.END)
-    assert contents(path)[0] == [1]
+    assert contents(path)[0] == [1, 2]
+
+
+def test_several_ends_wait_for_a_disk_once(
+    journal: JournalAt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An engine and its worker in one process do not wait one after the other. The disk hangs just
+    when they end, and the thread that ends them does not."""
+    first, _ = journal
+    path = tmp_path / "worker0.journal"
+    second = Recorder(os.open(path, os.O_WRONLY | os.O_CREAT), {}, "worker 0")
+    monkeypatch.setattr(recorder, "PATIENCE_SEC", 0.5)
+    disk = Stuck(monkeypatch)
+    began = time.monotonic()
+    with said() as lines:
+        first.close()
+        second.close()
+    assert time.monotonic() - began < 0.8
+    assert len(lines) == 2
+    disk.let_go()
+    wait_for(lambda: not recorder._living())
+    assert contents(path)[1] == contents(journal[1])[1] == [Kind.HEADER, Kind.END]
+
+
+def test_a_slow_disk_at_the_end(journal: JournalAt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it cannot take in time is lost, counted, and the journal says so."""
+    opened, path = journal
+    monkeypatch.setattr(recorder, "PATIENCE_SEC", 1.0)
+    monkeypatch.setattr(recorder, "LAST_WORD_SEC", 0.7)
+    monkeypatch.setattr(recorder, "EVENTS_IN_FRAME", 2)
+    write = os.write
+
+    def slow(fd: int, data: Any) -> int:
+        time.sleep(0.1)
+        return write(fd, data)
+
+    for number in range(50):
+        opened.keep((encode.once, Op.RESET, time.monotonic_ns(), (number,)))
+        opened._events.append(None)
+    monkeypatch.setattr("profilemate.format.journal.os.write", slow)
+    with said() as lines:
+        opened.close()
+    assert lines == []
+    numbers, kinds = contents(path)
+    assert numbers == list(range(len(numbers)))
+    assert 0 < len(numbers) < 50
+    assert kinds[-1] is Kind.END
+    ending = [json.loads(payload) for kind, payload in read(path) if kind >= Kind.STATUS]
+    assert ending[-1]["dropped_events"] == opened.dropped == 50 - len(numbers)
+    assert {"journal": "the disk was too slow to write all at the end"} in [
+        frame.get("failed") for frame in ending
+    ]

@@ -294,15 +294,18 @@ def _counted(original: Method) -> Method:
     def replay(graph: Any) -> Any:
         began = now()
         result = original(graph)
-        took = now() - began
         try:
-            entry = graph._profilemate_entry
-        except AttributeError:
-            entry = _adopt(graph)
-        if not entry.graphs:
-            entry.recent.append(entry)
-        entry.graphs += 1
-        entry.launch_ns += took
+            took = now() - began
+            try:
+                entry = graph._profilemate_entry
+            except AttributeError:
+                entry = _adopt(graph)
+            if not entry.graphs:
+                entry.recent.append(entry)
+            entry.graphs += 1
+            entry.launch_ns += took
+        except Exception as error:
+            _fail("replay", error)
         return result
 
     return replay
@@ -350,9 +353,12 @@ def _record_each_replay(graphs: Graphs) -> None:
 
     def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
         result = ours(graph, *args, **kwargs)
-        for watching in _watching:
-            watching.record_recent()
-            watching.recorder.step_ended()
+        try:
+            for watching in _watching:
+                watching.record_recent()
+                watching.recorder.step_ended()
+        except Exception as error:
+            _fail("replay", error)
         return result
 
     _put(graphs.graph_class, "replay", replay)

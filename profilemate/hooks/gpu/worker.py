@@ -52,12 +52,11 @@ def watch(worker: Any) -> None:
 
     Of a worker on another device nothing is recorded.
     """
-    settings = config.read(os.environ)
-    device = getattr(worker, "device", None)
-    if not settings.enabled or getattr(device, "type", None) != "cuda":
-        return
     try:
-        _watch(worker, settings)
+        settings = config.read(os.environ)
+        device = getattr(worker, "device", None)
+        if settings.enabled and getattr(device, "type", None) == "cuda":
+            _watch(worker, settings)
     except SessionError as error:
         give_up(str(error))
     except Exception as error:
@@ -79,6 +78,27 @@ def _watch(worker: Any, settings: config.Config) -> None:
     if opened is None:
         return
     place, recorder = opened
+    try:
+        recorded = _attach(worker, settings, described, recorder)
+    except Exception as error:
+        recorder.fail("attaching", error)
+        recorder.close()
+        return
+    weakref.finalize(worker, _close, recorded)
+    launch.start(place.directory)
+    if settings.verbose:
+        say(f"worker {described['rank']} records into {place.directory}")
+
+
+def _attach(
+    worker: Any, settings: config.Config, described: dict[str, Any], recorder: Recorder
+) -> graphs.Graphs:
+    """Put the hooks in place.
+
+    Raises:
+        Exception: nothing can be recorded of this worker.
+
+    """
     cuda = sys.modules["torch"].cuda
     recorded = graphs.Graphs(recorder, GpuTimer(cuda) if settings.gpu_timing else None)
     recorded_executions = executions.Executions(recorded)
@@ -96,15 +116,15 @@ def _watch(worker: Any, settings: config.Config) -> None:
     recorder.status(
         methods=targets.attached_and_missing(owners, described["versions"]["vllm"] or "")
     )
-    weakref.finalize(worker, _close, recorded)
-    launch.start(place.directory)
-    if settings.verbose:
-        say(f"worker {described['rank']} records into {place.directory}")
+    return recorded
 
 
 def _close(recorded: graphs.Graphs) -> None:
-    if recorded.recorder.active:
-        recorded.close()
+    try:
+        if recorded.recorder.active:
+            recorded.close()
+    except Exception as error:
+        recorded.recorder.fail("the worker's end", error)
     recorded.recorder.close()
 
 

@@ -129,10 +129,10 @@ def _watch_free_blocks(
 
     def before(ordered_blocks: Iterable[Any]) -> tuple[Any, Any]:
         """How many blocks the request frees, or which."""
-        if not (tabled and context.request):
-            return _walkable(ordered_blocks)
         try:
-            return length_hint(ordered_blocks), ordered_blocks
+            if tabled and context.request:
+                return length_hint(ordered_blocks), ordered_blocks
+            return _walkable(ordered_blocks)
         except Exception as error:
             part.fail("free_blocks", error)
             return 0, ordered_blocks

@@ -15,6 +15,13 @@ from profilemate.format.events import HASH_BYTES, PREFIX_BYTES, REASONS, Op, pre
 from profilemate.record import encode
 from profilemate.record.recorder import Recorder
 
+LONG_BYTES = 1_000
+"""A description of more bytes than this was given a long id, adapter or prompt."""
+
+TOKEN_BYTES = 8
+"""What vLLM keeps for each token of a request, at most: for 16 tokens a hash of 32 bytes in an
+object of its own, and references to it and to a block."""
+
 
 class Requests:
     """Numbers the requests of one scheduler that have not ended. ``index`` maps ids to numbers.
@@ -39,6 +46,7 @@ class Requests:
     ) -> None:
         self.index: dict[str, int] = {}
         self._keep = recorder.keep
+        self._weigh = recorder.weigh
         self._key = key
         self._hashes_of = hashes_of
         self.hashes_on_finish = hashes_on_finish
@@ -64,6 +72,8 @@ class Requests:
             finally:
                 # Later events refer to the number, even where this raises.
                 self._keep((encode.blob, Op.REQUEST, now, number, blob))
+                if len(blob) > LONG_BYTES:
+                    self._weigh(len(blob))
         return number
 
     def finish(self, request: Any, now: int) -> None:
@@ -83,6 +93,8 @@ class Requests:
             reason,
         )
         self._keep((encode.finished, Op.FINISH, now, numbers, hashes))
+        # Events that wait keep the request's hashes and lists of blocks alive.
+        self._weigh(TOKEN_BYTES * (request.num_prompt_tokens + request.num_output_tokens))
 
     def record_hashes(self) -> None:
         """From now on a request's end needs its hashes: block tables no longer suffice."""

@@ -17,20 +17,19 @@ from profilemate.hooks.kv.requests import Requests, hashes_of
 from profilemate.hooks.producers import open_journal
 from profilemate.messages import cause, give_up, say
 from profilemate.record import launch
+from profilemate.record.claim import Place
+from profilemate.record.recorder import Recorder
 
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch(scheduler: Any) -> None:
     """Begin to record what this scheduler does. Never raises; says why it cannot."""
-    if scheduler in _watched:
-        return
-    settings = config.read(os.environ)
-    if not settings.enabled:
-        return
-    _watched.add(scheduler)
     try:
-        _watch(scheduler, settings)
+        settings = config.read(os.environ)
+        if settings.enabled and scheduler not in _watched:
+            _watched.add(scheduler)
+            _watch(scheduler, settings)
     except SessionError as error:
         give_up(str(error))
     except Exception as error:
@@ -47,6 +46,26 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
     if opened is None:
         return
     place, recorder = opened
+    try:
+        _attach(scheduler, pools, place, recorder)
+    except Exception as error:
+        recorder.fail("attaching", error)
+        recorder.close()
+        return
+    weakref.finalize(scheduler, recorder.close)
+    launch.start(place.directory)
+    if settings.verbose:
+        say(f"engine {rank} records into {place.directory}")
+
+
+def _attach(scheduler: Any, pools: list[Any], place: Place, recorder: Recorder) -> None:
+    """Put the hooks in place.
+
+    Raises:
+        Exception: nothing can be recorded of this scheduler.
+
+    """
+    manager = scheduler.kv_cache_manager
     tabled = facts.is_tabled(scheduler, pools)
     requests = Requests(
         recorder,
@@ -58,12 +77,7 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
     parts = EngineParts(recorder, requests)
     recorded_steps = steps.Steps(scheduler, pools, recorder, parts, requests, tabled=tabled)
     context = block_pool.FreeContext()
-    try:
-        steps.watch(scheduler, recorded_steps, recorder, parts, requests)
-    except Exception as error:
-        recorder.fail("attaching", error)
-        recorder.close()
-        return
+    steps.watch(scheduler, recorded_steps, recorder, parts, requests)
     with parts.blocks.attaching():
         for number, pool in enumerate(pools):
             block_pool.watch(
@@ -90,10 +104,6 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         targets.SCHEDULER: [scheduler],
     }
     recorder.status(methods=targets.attached_and_missing(owners, facts.versions()["vllm"] or ""))
-    weakref.finalize(scheduler, recorder.close)
-    launch.start(place.directory)
-    if settings.verbose:
-        say(f"engine {rank} records into {place.directory}")
 
 
 def _pools(manager: Any) -> list[Any]:

@@ -427,7 +427,7 @@ def test_a_slow_disk_at_the_end(journal: JournalAt, monkeypatch: pytest.MonkeyPa
     assert numbers == list(range(len(numbers)))
     assert 0 < len(numbers) < 50
     assert kinds[-1] is Kind.END
-    ending = [json.loads(payload) for kind, payload in read(path) if kind >= Kind.STATUS]
+    ending = [json.loads(frame.payload) for frame in read(path) if frame.kind >= Kind.STATUS]
     assert ending[-1]["dropped_events"] == opened.dropped == 50 - len(numbers)
     assert {"journal": "the disk was too slow to write all at the end"} in [
         frame.get("failed") for frame in ending

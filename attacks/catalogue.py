@@ -23,6 +23,6 @@ class Attack:
 
 
 CATALOGUE: tuple[Attack, ...] = (
-    Attack("kill_completing", "kills while a session is completed", 3_000, 10),
-    Attack("planted", "links in the place of what profilemate writes", 3_000, 8),
+    Attack("kill_completing", "kills while a session is completed", 1_500, 12),
+    Attack("planted", "links in the place of what profilemate writes", 3_000, 12),
 )

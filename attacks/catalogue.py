@@ -23,8 +23,8 @@ class Attack:
 
 
 CATALOGUE: tuple[Attack, ...] = (
-    Attack("kill_completing", "kills while a session is completed", 3_000, 10),
-    Attack("planted", "links in the place of what profilemate writes", 3_000, 8),
+    Attack("kill_completing", "kills while a session is completed", 1_500, 12),
+    Attack("planted", "links in the place of what profilemate writes", 3_000, 12),
     Attack("journals", "journals damaged and forged in every way", 300_000, 40),
     Attack("secrets", "look for secrets in what is kept of command lines", 200_000, minutes=1),
     Attack("configs", "plan models whose config.json has odd values", count=30_000, minutes=4),

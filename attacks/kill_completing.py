@@ -46,7 +46,7 @@ LIVE = 20
 """Collectors that are killed beside a scheduler."""
 
 LIVE_REQUESTS = 150
-REQUESTS = 20
+REQUESTS = 6
 """Of the session that is completed."""
 
 COMMANDS = 20
@@ -134,7 +134,8 @@ def record(model: Path, sessions: Path) -> Path:
     child.next()
     child.kill()
     child.end()
-    return only_session(sessions)
+    session: Path = only_session(sessions)
+    return session
 
 
 def drive(scheduler: object, requests: int, pause_sec: float = 0.0) -> int:

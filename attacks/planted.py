@@ -85,7 +85,8 @@ def record(sessions: Path) -> Path:
         engine.allocated(1_000 * step, step % 10 + 1)
         engine.flush()
     engine.killed()
-    return engine.folder
+    folder: Path = engine.folder
+    return folder
 
 
 def make_victim(victim: Path, recorded: Path) -> Path:
@@ -212,10 +213,11 @@ def race(base: Path, victim: Path, chance: random.Random, seen: Counter[str]) ->
     base.chmod(0o1777)
     name = "session_20260131_120000_1_abcdef"
     planted = os.geteuid() == 0 and chance.random() < 0.5
-    begin = time.monotonic() + 0.05
+    begin = time.monotonic() + 0.15
     pipes = []
     pids = []
     os.umask(0)
+    planter = plant(base / name, victim, chance, begin) if planted else None
     for number in range(RACERS):
         reading, writing = os.pipe()
         pids.append(os.fork())
@@ -223,9 +225,7 @@ def race(base: Path, victim: Path, chance: random.Random, seen: Counter[str]) ->
             racer(base, name, number, begin, writing)
         os.close(writing)
         pipes.append(reading)
-    if planted:
-        plant(base / name, victim, chance, begin)
-    for pid in pids:
+    for pid in filter(None, [planter, *pids]):
         os.waitpid(pid, 0)
     said = [os.read(reading, 1000).decode() for reading in pipes]
     for reading in pipes:
@@ -236,11 +236,12 @@ def race(base: Path, victim: Path, chance: random.Random, seen: Counter[str]) ->
     foundings = {line.split()[1] for line in said if line.startswith("in ")}
     seen["races with two foundings"] += len(foundings) > 1
     seen["other exceptions"] += sum(not line.startswith(("in ", "refused")) for line in said)
-    journals = len(list(base.glob("*/journal/engine*.journal")))
+    sessions = [path for path in base.iterdir() if path.is_dir() and not path.is_symlink()]
+    journals = sum(len(list(path.glob("journal/engine*.journal"))) for path in sessions)
     seen["races in which a journal is missing"] += journals != sum(
         line.startswith("in ") for line in said
     )
-    for path in base.glob("*/**/*"):
+    for path in (path for session in sessions for path in session.rglob("*")):
         owner, around = path.lstat(), path.parent.lstat()
         is_planted = owner.st_uid == around.st_uid == NOBODY
         if not is_planted:
@@ -263,20 +264,22 @@ def racer(base: Path, name: str, number: int, begin: float, writing: int) -> Non
     os._exit(0)
 
 
-def plant(place: Path, victim: Path, chance: random.Random, begin: float) -> None:
-    """As another user: take the name, with a link or a folder, just before or while they race."""
+def plant(place: Path, victim: Path, chance: random.Random, begin: float) -> int:
+    """As another user: take the name, with a link or a folder, just before or while they race.
+
+    Returns the process that does it.
+    """
+    late, what = chance.uniform(-0.03, 0.003), chance.randrange(4)
     pid = os.fork()
     if pid:
-        os.waitpid(pid, 0)
-        return
+        return pid
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
-    late = chance.uniform(-0.03, 0.003)
     while time.monotonic() < begin + late:
         pass
     with contextlib.suppress(OSError):
-        match chance.randrange(4):
+        match what:
             case 0:
                 place.symlink_to(victim)
             case 1:

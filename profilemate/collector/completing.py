@@ -80,8 +80,9 @@ def _is_complete(session: Folder) -> bool:
 
 
 def _complete(session: Folder, journals: Folder, name: str, progress: Progress | None) -> bool:
-    scratch_name = leftovers.make_scratch(session)
+    scratch_name = leftovers.scratch_name()
     try:
+        session.make_folder(scratch_name)
         with session.folder(scratch_name) as scratch:
             follower = Follower(session, scratch, journals=journals)
             if not _read_all(follower, progress):

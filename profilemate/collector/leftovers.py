@@ -27,11 +27,9 @@ _LEFTOVER = re.compile(
 )
 
 
-def make_scratch(session: Folder) -> str:
-    """Make a folder for new tables; returns its name, which says whose it is."""
-    name = _name(_SCRATCH)
-    session.make_folder(name)
-    return name
+def scratch_name() -> str:
+    """A name for a folder of new tables, which says whose it is."""
+    return _name(_SCRATCH)
 
 
 def remove_journals(session: Folder, journals: Folder, name: str) -> None:

@@ -230,7 +230,7 @@ def _state(config: Config) -> State:
     if family in ("nemotron_h", "granitemoehybrid", "bamba"):
         return _mamba2(config)
     raise RuleError(
-        f"{config.name} keeps states of a kind not known here ({family}); give --layers, "
+        f"{config.name} keeps states of a kind not known here ({said(family)}); give --layers, "
         "--kv-heads and --head-size of its attention, or see what a session measured"
     )
 

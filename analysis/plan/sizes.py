@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from analysis.errors import RuleError
+from analysis.plan.entries import said
 
 GIB = 2**30
 
@@ -107,5 +108,7 @@ def element_bytes(dtype: str, option: str) -> int:
     """
     known = _BYTES.get(dtype.removeprefix("torch."))
     if known is None:
-        raise RuleError(f"{option} {dtype!r} is not known here; write one of {', '.join(_BYTES)}")
+        raise RuleError(
+            f"{option} {said(dtype)} is not known here; write one of {', '.join(_BYTES)}"
+        )
     return known

@@ -37,7 +37,7 @@ def refusal(name: str, chosen: Settings, **changes: Any) -> str:
         plan_of(config.model(entries, "config.json"), chosen)
     text = str(caught.value)
     assert text.isprintable()
-    assert len(text) < 200
+    assert len(text) < 300
     return text
 
 
@@ -73,6 +73,16 @@ def refusal(name: str, chosen: Settings, **changes: Any) -> str:
         ("llama-3.1-8b", {"hidden_size": "\x1b[31m" * 99}, "hidden_size is '\\x1b[31m"),
         ("llama-3.1-8b", {"head_dim": {}}, "head_dim is an object with 0 entries, not a whole"),
         ("llama-3.1-8b", {"num_hidden_layers": 1001}, "1,001 layers; a model has fewer"),
+        (
+            "nemotron-h-8b",
+            {"model_type": "\x1b[31m\n" + "x" * 999},
+            "states of a kind not known here ('\\x1b[31m\\nxxx",
+        ),
+        (
+            "nemotron-h-8b",
+            {"mamba_ssm_cache_dtype": "\x1b[31m\n" + "x" * 999},
+            "mamba_ssm_cache_dtype '\\x1b[31m\\nxxx",
+        ),
         ("llama-3.1-8b", {"text_config": 7}, "text_config is 7, not an object"),
         ("llama-3.1-8b", {"model_type": ["llama"]}, "model_type is a list with 1 entries"),
         ("llama-3.1-8b", {"torch_dtype": 16}, "torch_dtype is 16, not a text"),

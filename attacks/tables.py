@@ -127,7 +127,7 @@ def _attempts(count: int, seed: int, folder: Path, sound: list[Path]) -> Iterato
 def _started(seed: int, folder: Path, sound: list[Path]) -> tuple[Connection, Any]:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, seed, folder, sound), daemon=True)
+    process = context.Process(target=_work, args=(theirs, seed, folder, sound))
     process.start()
     theirs.close()
     return ours, process

@@ -60,7 +60,7 @@ def extent(path: Path, table: Table, *, whole: bool) -> Extent:
     """
     try:
         with opened(path) as file:
-            end = os.fstat(file.fileno()).st_size if whole else _last_line_end(file)
+            end = os.fstat(file.fileno()).st_size if whole else _last_line_end(file, table)
             header = file.readline(_LINE) if table.is_csv else b""
     except FileNotFoundError:
         return Extent(0, 0, 0)
@@ -132,17 +132,20 @@ def csv_schema(table: Table, part: Extent) -> dict[str, type[pl.DataType] | pl.D
     return {**table.columns, **{f"appended_{number}": pl.String for number in appended}}
 
 
-def last_line(path: Path) -> bytes:
+def last_line(path: Path, table: Table) -> bytes:
     """The last finished line of a file; empty without one."""
     with opened(path) as file:
-        end = _last_line_end(file)
+        end = _last_line_end(file, table)
         file.seek(max(0, end - _LINE))
         return file.read(min(end, _LINE)).rstrip(b"\n").rpartition(b"\n")[2]
 
 
-def _last_line_end(file: io.BufferedReader) -> int:
-    """The byte after the last line end. It rewinds the file to its beginning."""
-    position = os.fstat(file.fileno()).st_size
+def _last_line_end(file: io.BufferedReader, table: Table) -> int:
+    """The byte after the last line end. It rewinds the file to its beginning.
+
+    Where an unfinished line is too long, it is the file's end: then reading the line says so.
+    """
+    size = position = os.fstat(file.fileno()).st_size
     while position:
         begin = max(0, position - _LINE)
         file.seek(begin)
@@ -150,7 +153,9 @@ def _last_line_end(file: io.BufferedReader) -> int:
         if found >= 0:
             position = begin + found + 1
             break
-        position = begin
+        position = begin if size - begin <= table.longest_line else size
+        if position == size:
+            break
     file.seek(0)
     return position
 

@@ -248,7 +248,7 @@ class Session:
         if not table.is_csv or not path.exists():
             return 0.0
         with self._reading(table):
-            field = last_line(path).partition(b",")[0]
+            field = last_line(path, table).partition(b",")[0]
         try:
             time = float(field)
         except ValueError:

@@ -40,7 +40,7 @@ _RULES: Mapping[str, Find] = {
 POLICIES = (LRU, *_RULES)
 """Every rule: vLLM's first, and last the bound for all of them."""
 
-MOST_MADE_UP = 1 << 22
+MOST_MADE_UP = 1 << 21
 """Blocks without recorded contents that can be modelled in a minute, under all rules."""
 
 NOTHING_LOST = 0.01

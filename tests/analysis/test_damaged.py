@@ -11,8 +11,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import binary, booleans, integers, sampled_from
 
-from analysis import open_session, summarize
+from analysis import SessionError, open_session, summarize
 from analysis.tables import facts
 from analysis.tables.rules import RULES, Rule
 from analysis.tables.schema import TABLES
@@ -279,6 +281,7 @@ class TestRules:
         assert says in error_of(session)
 
     def test_the_first_of_many_rows_is_named(self, session: SessionBuilder) -> None:
+        """More rows than are looked at together."""
         lookup = {"query_tokens": 9, "hit_tokens": 0, "request_id": "a" * 400}
         rows = [
             lookup | {"hit_tokens": 10 * (number in (15_000, 15_002))} for number in range(15_100)
@@ -300,16 +303,20 @@ class TestRules:
 
 class TestFiles:
     @pytest.mark.parametrize("complete", [True, False])
+    @pytest.mark.parametrize("ended", [True, False])
     @pytest.mark.parametrize("table", [USAGE, "requests.jsonl"])
-    def test_a_line_without_end(self, session: SessionBuilder, complete: bool, table: str) -> None:
+    def test_a_line_without_end(
+        self, session: SessionBuilder, complete: bool, ended: bool, table: str
+    ) -> None:
         """It is found without reading it: the file has a hole of 20 GB."""
         session.metadata(complete=complete)
         _write(session, table, sound(table))
         with open(session.folder / table, "r+b") as file:
             file.seek(0, 2)
             file.truncate(file.tell() + 20 * 10**9)
-            file.seek(0, 2)
-            file.write(b"\n")
+            if ended:
+                file.seek(0, 2)
+                file.write(b"\n")
         line = 3 if table in COLUMNS else 2
         assert f"{table}, line {line}: longer than" in error_of(session)
 
@@ -383,3 +390,26 @@ class TestNumbersThatDriveLoops:
         session.metadata(model=model, parallel={"pipeline": 10_000})
         result = invoke("plan", "--session", session.folder, "--without-vllm")
         assert "10,000 layers in each of 10,000 pipeline stages" in result.stderr
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    at=integers(0, 100), bytes_=binary(max_size=4), cut=booleans(), table=sampled_from([*TABLES])
+)
+def test_any_bytes_in_a_table_are_read_or_named(
+    tmp_path_factory: pytest.TempPathFactory, at: int, bytes_: bytes, cut: bool, table: str
+) -> None:
+    session = SessionBuilder(tmp_path_factory.mktemp("any"))
+    file = TABLES[table].file
+    _write(session, file, *(_later(sound(file), number) for number in (1, 2, 3)))
+    path = session.folder / file
+    content = path.read_bytes()
+    place = len(content) * at // 100
+    path.write_bytes(content[:place] + bytes_ + (b"" if cut else content[place:]))
+    opened, said = open_session(session.folder), ""
+    try:
+        for _ in opened.batches(table, list(TABLES[table].columns)):
+            pass
+    except SessionError as error:
+        said = str(error)
+    assert not said or (file in said and "\n" not in said)

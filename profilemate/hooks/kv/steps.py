@@ -234,9 +234,22 @@ def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
     original, this = required_method(scheduler, "schedule"), reference(scheduler)
     now = time.monotonic_ns
 
+    is_cut_short = False
+
     def schedule(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_cut_short
+        if is_cut_short:
+            # vLLM goes on with blocks that no step's output ever gave to a request.
+            recorder.fail("schedule", RuntimeError("the step before ended half-way"))
         began = now()
-        output = original(this(), *args, **kwargs)
+        try:
+            output = original(this(), *args, **kwargs)
+        except BaseException:
+            # Most likely the end, as an engine that is asked to end unwinds: as after a kill, the
+            # step under way is not recorded. Without its output, its events make no sense.
+            is_cut_short = True
+            recorder.take_back()
+            raise
         try:
             steps.scheduled(output, began, now())
         except Exception as error:

@@ -233,13 +233,26 @@ def watch(
 def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
     now = time.monotonic_ns
 
+    is_cut_short = False
+
     def after(output: Any, began: int) -> None:
+        if is_cut_short:
+            # vLLM goes on with blocks that no step's output ever gave to a request.
+            recorder.fail("schedule", RuntimeError("the step before ended half-way"))
+            return
         try:
             steps.scheduled(output, began, now())
         except Exception as error:
             recorder.fail("schedule", error)
 
-    recorder.on_stop(hook(scheduler, "schedule", before=now, after=after))
+    def failed(_: int) -> None:
+        """Most likely the end, as an engine that is asked to end unwinds: as after a kill, the step
+        under way is not recorded. Without its output, its events make no sense."""
+        nonlocal is_cut_short
+        is_cut_short = True
+        recorder.take_back()
+
+    recorder.on_stop(hook(scheduler, "schedule", before=now, after=after, failed=failed))
 
 
 def _watch_update(scheduler: Any, steps: Steps, part: Part) -> None:

@@ -164,13 +164,17 @@ def judge(
     if outcome.error:
         is_refused = outcome.error.startswith("SessionError")
         return None if is_refused else ("exception", outcome.error)
+    if outcome.tables == known.tables:
+        return None
     is_forged = any(way.startswith("forge") for way in ways)
-    impossible = "" if is_forged else _more_than(outcome.tables, known.tables)
+    # Behind a gap nobody can tell whose the frames are, as long as they follow each other.
+    may_be_more = is_forged or "end_as_another" in ways
+    impossible = "" if may_be_more else _more_than(outcome.tables, known.tables)
     impossible = impossible or what_cannot_be(outcome.tables)
     if impossible:
         return "impossible", f"{impossible} {_problems(outcome)}"
     # Where frames are forged, other numbers that could have been are there without a word.
-    if is_forged or not outcome.metadata["complete"] or outcome.tables == known.tables:
+    if is_forged or not outcome.metadata["complete"]:
         return None
     if any(outcome.tables == tables for tables in _torn(known, journal, data)):
         return None
@@ -182,7 +186,8 @@ def _torn(known: Known, journal: str, data: bytes) -> Iterator[Tables]:
     has less than two frames, as the end of a longer frame may be."""
     whole = known.sample.journals[journal]
     bounds = [0, *(end for _, end in frames_of(whole)), len(whole) + 1]
-    for begin, end, tables in zip(bounds, bounds[2:], known.beginnings[journal], strict=True):
+    ends = zip(bounds[:-2], bounds[2:], known.beginnings[journal], strict=True)
+    for begin, end, tables in ends:
         if data.startswith(whole[:begin]) and len(data) < end:
             yield tables
 

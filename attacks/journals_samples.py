@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EXECUTIONS = 30
+EXECUTIONS = 20
 """Executions of each worker."""
 
 
@@ -120,17 +120,17 @@ def _operations(*, has_window: bool) -> list[Any]:
 
     chance = random.Random(7)
     operations: list[Any] = []
-    for number in range(8):
+    for number in range(6):
         operations += [
             Add(chance.randrange(3), chance.randrange(100), 1 + chance.randrange(60), 6),
             Steps(1 + chance.randrange(3)),
         ]
         if number % 3 == 0:
             operations.append(Abort(chance.randrange(8)))
-        if number == 5:
+        if number == 4:
             operations += [Reset(), Wait(1_100)]
             operations += [] if has_window else [Evict(1, 3)]
-    return [*operations, Steps(9), Add(0, 100, 400, 3), Steps(2), Wait(1_300), Steps(2)]
+    return [*operations, Steps(6), Add(0, 100, 400, 3), Steps(2), Wait(1_300), Steps(2)]
 
 
 def _record_workers(folder: Path) -> None:

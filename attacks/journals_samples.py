@@ -139,6 +139,8 @@ def _record_workers(folder: Path) -> None:
 
     shutil.rmtree(folder, ignore_errors=True)
     first, second = (WorkerJournal(folder, rank) for rank in (0, 1))
+    # No two workers do the same in the very same nanosecond.
+    second._origin += 777
     following.write_story(first, EXECUTIONS)
     first.recorder.close()
     following.write_story(second, EXECUTIONS)

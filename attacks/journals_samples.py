@@ -139,8 +139,9 @@ def _record_workers(folder: Path) -> None:
 
     shutil.rmtree(folder, ignore_errors=True)
     first, second = (WorkerJournal(folder, rank) for rank in (0, 1))
-    # No two workers do the same in the very same nanosecond.
-    second._origin += 777
+    # They begin after their headers, and do nothing in the very same nanosecond.
+    first._origin += 10_000_000_000
+    second._origin += 10_000_000_777
     following.write_story(first, EXECUTIONS)
     first.recorder.close()
     following.write_story(second, EXECUTIONS)

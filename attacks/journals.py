@@ -20,6 +20,7 @@ import random
 import resource
 import shutil
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -69,9 +70,10 @@ class Outcome:
 
 def run(count: int, seed: int, folder: Path) -> list[Figure]:
     """Damage and complete ``count`` sessions."""
-    folder = _in_memory(folder)
+    samples = make_samples(folder)
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
-    return attack(make_samples(folder), count, seed, folder)
+    with _in_memory(folder) as place:
+        return attack(samples, count, seed, place)
 
 
 def attack(samples: list[Sample], count: int, seed: int, folder: Path) -> list[Figure]:
@@ -112,7 +114,7 @@ def attack(samples: list[Sample], count: int, seed: int, folder: Path) -> list[F
             )
     return [
         Figure("damaged sessions", counts["tried"]),
-        Figure("of them complete, and what they were", counts["complete"]),
+        Figure("of them complete", counts["complete"]),
         Figure("of them not completed, for a reason", counts["refused"]),
         Figure("unexpected exceptions", counts["exception"], most=0),
         Figure(f"hangs of more than {HANG_SEC} s", counts["hang"], most=0),
@@ -315,12 +317,10 @@ def _alarm() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _in_memory(folder: Path) -> Path:
-    """A folder that no disk is behind, where there is one: it is written a thousand times a
-    second."""
+@contextlib.contextmanager
+def _in_memory(folder: Path) -> Iterator[Path]:
+    """A folder that no disk is behind, where there is one: it is written many times a second."""
     memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        return folder
-    place = memory / folder.name
-    place.mkdir(exist_ok=True)
-    return place
+    is_there = os.access(memory, os.W_OK)
+    with tempfile.TemporaryDirectory(dir=memory if is_there else folder) as place:
+        yield Path(place)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EXECUTIONS = 30
+EXECUTIONS = 20
 """Executions of each worker."""
 
 
@@ -24,37 +24,34 @@ class Sample:
 
 
 def make_samples(folder: Path) -> list[Sample]:
-    """Record them, each in a process that is gone afterwards."""
-    found = []
-    for make in (_engine, _killed_engine, _two_pools, _workers):
-        place = folder / make.__name__.strip("_")
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        process = multiprocessing.get_context("spawn").Process(target=make, args=(place,))
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"{place.name} was not recorded")
-        (session,) = place.glob("session_*")
-        journals = {
-            path.name: path.read_bytes() for path in sorted((session / "journal").glob("*.journal"))
-        }
-        founding = (session / "journal" / "session.json").read_bytes()
-        found.append(Sample(place.name, founding, journals))
-        shutil.rmtree(place)
-    return found
+    """Record them in a process that is gone afterwards."""
+    process = multiprocessing.get_context("spawn").Process(target=_record, args=(folder,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError("the journals to damage could not be recorded")
+    return [_sample(place) for place in sorted(folder.glob("sample_*"))]
 
 
-def _engine(folder: Path) -> None:
-    _record_engine(folder, groups="full", killed=False)
+def _sample(place: Path) -> Sample:
+    (session,) = place.glob("session_*")
+    paths = sorted((session / "journal").glob("*.journal"))
+    journals = {path.name: path.read_bytes() for path in paths}
+    founding = (session / "journal" / "session.json").read_bytes()
+    shutil.rmtree(place)
+    return Sample(place.name.removeprefix("sample_"), founding, journals)
 
 
-def _killed_engine(folder: Path) -> None:
-    _record_engine(folder, groups="mamba", killed=True)
+def _record(folder: Path) -> None:
+    import vllm.v1.core.sched.scheduler as module
 
+    from profilemate.hooks.kv import scheduler
 
-def _two_pools(folder: Path) -> None:
-    _record_engine(folder, groups="window", killed=False)
+    scheduler.attach(module)
+    _record_engine(folder / "sample_engine", groups="full", killed=False)
+    _record_engine(folder / "sample_killed_engine", groups="mamba", killed=True)
+    _record_engine(folder / "sample_two_pools", groups="window", killed=False)
+    _record_workers(folder / "sample_workers")
 
 
 class _Clock:
@@ -74,18 +71,18 @@ class _Clock:
 
 def _record_engine(folder: Path, *, groups: str, killed: bool) -> None:
     import pytest
-    import vllm.v1.core.sched.scheduler as module
     from vllm.v1.core.block_pool import BlockPool
 
-    from profilemate.hooks.kv import scheduler, watch
+    from profilemate.hooks.kv import watch
     from profilemate.record import recorder
     from tests.kv.recording import found, hooks_only
     from tests.kv.workload import Driver, Setting, scheduler_for
     from tests.support.oracle import Oracle
     from tests.support.scheduler import write_model
 
+    shutil.rmtree(folder, ignore_errors=True)
     model = folder / "model"
-    model.mkdir()
+    model.mkdir(parents=True)
     write_model(model)
 
     clock = _Clock()
@@ -107,7 +104,6 @@ def _record_engine(folder: Path, *, groups: str, killed: bool) -> None:
             patch.setenv("VLLM_PROFILING", "1")
             watch.watch(made)
         else:
-            scheduler.attach(module)
             made = scheduler_for(model, setting)
         driver = Driver(made, oracle, clock, setting)
         for operation in _operations(has_window=groups == "window"):
@@ -124,24 +120,28 @@ def _operations(*, has_window: bool) -> list[Any]:
 
     chance = random.Random(7)
     operations: list[Any] = []
-    for number in range(8):
+    for number in range(6):
         operations += [
             Add(chance.randrange(3), chance.randrange(100), 1 + chance.randrange(60), 6),
             Steps(1 + chance.randrange(3)),
         ]
         if number % 3 == 0:
             operations.append(Abort(chance.randrange(8)))
-        if number == 5:
+        if number == 4:
             operations += [Reset(), Wait(1_100)]
             operations += [] if has_window else [Evict(1, 3)]
-    return [*operations, Steps(9), Add(0, 100, 400, 3), Steps(2), Wait(1_300), Steps(2)]
+    return [*operations, Steps(6), Add(0, 100, 400, 3), Steps(2), Wait(1_300), Steps(2)]
 
 
-def _workers(folder: Path) -> None:
+def _record_workers(folder: Path) -> None:
     from tests.collector import test_following as following
     from tests.collector.journals import WorkerJournal
 
+    shutil.rmtree(folder, ignore_errors=True)
     first, second = (WorkerJournal(folder, rank) for rank in (0, 1))
+    # They begin after their headers, and do nothing in the very same nanosecond.
+    first._origin += 10_000_000_000
+    second._origin += 10_000_000_777
     following.write_story(first, EXECUTIONS)
     first.recorder.close()
     following.write_story(second, EXECUTIONS)

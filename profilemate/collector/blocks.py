@@ -128,7 +128,8 @@ class Pool:
         old, new = None, _NEW
         for block in blocks:
             if not holders[block]:
-                if block != self.null:
+                # A pool that does not say which block is its null block may free that one.
+                if block != self.null and self.null >= 0:
                     raise ImpossibleError(f"block {block:,} was freed while no request held it")
                 continue
             holders[block] = 0

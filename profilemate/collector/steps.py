@@ -38,10 +38,10 @@ class StepRows:
     ) -> None:
         """A step ended, at ``when`` as a table shows it: count it, and write its row or keep that
         open."""
-        if not (began <= ended and prefill <= tokens >= scheduled):
+        if not (began <= ended and prefill <= tokens):
             raise ImpossibleError(
-                f"a step of {(ended - began) / 1e9:g} s and {scheduled:,} requests with {tokens:,} "
-                f"tokens, {prefill:,} of them prefill"
+                f"a step of {(ended - began) / 1e9:g} s with {tokens:,} tokens, {prefill:,} of "
+                "them prefill"
             )
         self.number += 1
         preempted = self.preempted if self.counts_preempted else ""

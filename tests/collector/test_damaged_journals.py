@@ -39,10 +39,10 @@ HEAD = 12
 
 
 def engine(folder: Path, steps: int = 6, **header: Any) -> EngineJournal:
-    """An engine that ended after some steps, each of which is a frame."""
+    """An engine that ended after some steps, a second apart, each of which is a frame."""
     journal = EngineJournal(folder, **header)
     for step in range(1, steps + 1):
-        journal.allocated(1_000 * step, step)
+        journal.allocated(1_000_000 * step, step)
         journal.flush()
     journal.recorder.close()
     return journal
@@ -117,9 +117,9 @@ def test_bit_of_an_engine(tmp_path: Path, field: int) -> None:
     assert f"{len(frames(data)[3])} bytes of its journal at byte {at:,} are damaged" in problem(
         tables
     )
-    assert [row["timestamp_sec"] for row in rows(tables, ALLOCATIONS)] == ["0.001000", "0.002000"]
+    assert [row["timestamp_sec"] for row in rows(tables, ALLOCATIONS)] == ["1.000000", "2.000000"]
     steps = [row["timestamp_sec"] for row in rows(tables, STEPS)]
-    assert steps == ["0.001000", "0.002000", "0.004000", "0.005000", "0.006000"]
+    assert steps == ["1.000000", "2.000000", "4.000000", "5.000000", "6.000000"]
     assert [row["finished_reqs"] for row in rows(tables, STEPS)] == ["0", "0", "", "", ""]
     (process,) = metadata(tables)["processes"]
     assert set(process["lost"]) == {"blocks", "frees", "lookups", "requests", "updates"}

@@ -22,4 +22,7 @@ class Attack:
     minutes: float
 
 
-CATALOGUE: tuple[Attack, ...] = ()
+CATALOGUE: tuple[Attack, ...] = (
+    Attack("guests", "other tools in the same process, real ones and made-up ones", 200, 6),
+    Attack("exits", "ends of a process, with and without recording", 2, 4),
+)

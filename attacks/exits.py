@@ -158,15 +158,17 @@ def _end(folder: Path, model: Path, *, recorded: bool) -> list[Ended]:
 
 
 def _compare(name: str, without: Ended, with_us: Ended, worse: dict[str, float]) -> None:
+    states = [each["state"][1] for each in (without, with_us)]
+
+    def differ(name: str) -> bool:
+        return bool(states[0][name] != states[1][name])
+
     differs = {
         "codes": without["code"] != with_us["code"],
         "outputs": without["out"] != with_us["out"],
-        "state": any(
-            without["state"][1][each] != with_us["state"][1][each]
-            for each in ("handlers", "blocked")
-        ),
-        "inherited": without["state"][1]["inherited"] != with_us["state"][1]["inherited"],
-        "zombies": without["state"][1]["children"] != with_us["state"][1]["children"],
+        "state": differ("handlers") or differ("blocked"),
+        "inherited": differ("inherited"),
+        "zombies": differ("children"),
     }
     for each, is_so in differs.items():
         worse[each] += is_so

@@ -87,11 +87,12 @@ def of_class(owner: type, name: str) -> Callable[..., Any]:
 
 def _of_class(name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
     """Calls what the class has at that moment, which may be something that is called unbound."""
-
     return lambda this, args, kwargs: of_class(type(this), name)(this, *args, **kwargs)
 
 
-def form_of(instance: Any, name: str, method: Beneath, wanted: Sequence[str], given: Any) -> Form:
+def form_of(
+    instance: Any, name: str, method: Beneath, wanted: Sequence[str], given: Given | None
+) -> Form:
     """How a hook of this method takes its calls, and hands them on."""
     known = {"_this": weakref.ref(instance), "_class": type(instance), "_own": method.function}
     if method.function is not None and given is not None:
@@ -99,7 +100,7 @@ def form_of(instance: Any, name: str, method: Beneath, wanted: Sequence[str], gi
         places = _places([each.name for each in parameters], wanted, given)
         if places is not None and all(map(_is_ordinary, parameters)):
             return _as_the_method(name, method, parameters, places, given, known)
-    return _open(name, method, wanted, known)
+    return _open(name, method, wanted, given, known)
 
 
 def _as_the_method(
@@ -139,15 +140,20 @@ def _as_the_method(
     )
 
 
-def _open(name: str, method: Beneath, wanted: Sequence[str], known: dict[str, Any]) -> Form:
+def _open(
+    name: str,
+    method: Beneath,
+    wanted: Sequence[str],
+    given: Given | None,
+    known: dict[str, Any],
+) -> Form:
     """With whatever comes, which is handed on as it came."""
-    find = _finder(method.current, wanted)
+    find = _finder(method.current, wanted, given)
     arguments = [f"_argument_{each}" for each in wanted]
     called = "_beneath(_this(), args, kwargs)"
     if method.function is not None:
         own = "_own(_this(), *args, **kwargs)"
         called = f"({own} if _class.{name} is _own else {called})"
-
     looks = [f"{', '.join(arguments)}, = _find(args, kwargs)"] if wanted else []
 
     def exchanged(
@@ -169,11 +175,12 @@ def _open(name: str, method: Beneath, wanted: Sequence[str], known: dict[str, An
 
 
 def _finder(
-    current: Any, wanted: Sequence[str]
+    current: Any, wanted: Sequence[str], given: Given | None
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]:
     """Finds the wanted arguments of a call; None for one that it lacks.
 
-    Where nothing says in which place one is, it is in the place in which it is wanted.
+    In which place one is, vLLM says, or else the signature, or else the order in which they are
+    wanted.
     """
     try:
         parameters = list(inspect.signature(current).parameters.values())
@@ -182,6 +189,8 @@ def _finder(
         parameters = []
     defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
     placed = [each.name for each in parameters if each.kind in _PLACED]
+    if given == "place":
+        placed = list(wanted)
     named = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     looked_for = [
         (each, placed.index(each) if each in placed else place, each in named, defaults.get(each))

@@ -158,10 +158,10 @@ def vllm_user(user: User) -> User:
 
 @functools.cache
 def interpreters() -> tuple[str, ...]:
-    """This Python, and each of 3.10 to 3.13 that is installed."""
+    """This Python, and each of 3.10 to 3.14 that is installed."""
     found = {sys.version_info[:2]: sys.executable}
     pyenv = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
-    for minor in range(10, 14):
+    for minor in range(10, 15):
         name = f"python3.{minor}"
         candidates = [shutil.which(name), *glob.glob(f"{pyenv}/versions/3.{minor}.*/bin/{name}")]
         for candidate in filter(None, candidates):

@@ -217,3 +217,25 @@ def test_what_is_put_on_the_class_later_gets_the_call_as_it_came(
     monkeypatch.setattr(Keeper, name, lambda _, *args, **kwargs: came.append((args, kwargs)))
     getattr(keeper, name)(*args, **kwargs)
     assert came == [(args, kwargs)]
+
+
+@pytest.mark.parametrize(
+    ("given", "args", "kwargs"),
+    [
+        ("place", (1,), {}),
+        ("place", (1,), {"size": 3}),
+        ("name", (), {"request": 1}),
+        ("name", (), {"request": 1, "size": 3, "blocks": [2]}),
+    ],
+)
+def test_so_it_does_where_the_hook_has_the_methods_parameters(
+    given: Any, args: tuple[Any, ...], kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper()
+    came: list[Any] = []
+    noted: list[Any] = []
+    hook(keeper, "ordinary", "request", before=noting(noted), given=given)
+    monkeypatch.setattr(Keeper, "ordinary", lambda _, *args, **named: came.append((args, named)))
+    keeper.ordinary(*args, **kwargs)
+    assert came == [(args, kwargs)]
+    assert noted == [(1,)]

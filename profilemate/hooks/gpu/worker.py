@@ -65,7 +65,7 @@ def watch(worker: Any) -> None:
         version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
         say(
             f"CUDA graphs and GPU memory are not recorded: this vLLM ({version}) has workers that "
-            f"profilemate does not know ({type(error).__name__}: {error}); the KV cache is recorded"
+            f"profilemate does not know ({reason_of(error)}); the KV cache is recorded"
         )
 
 

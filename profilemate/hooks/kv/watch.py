@@ -15,7 +15,7 @@ from profilemate.hooks.kv import block_pool, facts, kv_cache_manager, steps
 from profilemate.hooks.kv.engine_parts import EngineParts
 from profilemate.hooks.kv.requests import Requests, hashes_of
 from profilemate.hooks.producers import open_journal
-from profilemate.messages import give_up, say
+from profilemate.messages import give_up, reason_of, say
 from profilemate.record import launch
 from profilemate.record.claim import Place
 from profilemate.record.recorder import Recorder
@@ -34,7 +34,7 @@ def watch(scheduler: Any) -> None:
         give_up(str(error))
     except Exception as error:
         version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
-        give_up(f"profilemate does not know this vLLM, {version} ({type(error).__name__}: {error})")
+        give_up(f"profilemate does not know this vLLM, {version} ({reason_of(error)})")
 
 
 def _watch(scheduler: Any, settings: config.Config) -> None:

@@ -11,7 +11,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 from rich.progress import track
@@ -50,18 +50,17 @@ def hook_attempts(model: Path) -> Iterator[Attempt]:
         whole, places = places_of(model, tabled=tabled)
         for place in places:
             for error in HOOK_ERRORS:
+                yield partial(_in_hook, model, tabled, whole, place, error)
 
-                def attempt(
-                    place: Place = place, error: type[Exception] = error, tabled: bool = tabled
-                ) -> list[str]:
-                    lines = Lines(is_hook, error, place=place)
-                    try:
-                        ran = breaking.run(model, lines, tabled=tabled)
-                    except Exception as escaped:
-                        return [f"{type(escaped).__name__} reached vLLM"]
-                    return list(broken(whole, ran))
 
-                yield attempt
+def _in_hook(
+    model: Path, tabled: bool, whole: breaking.Ran, place: Place, error: type[Exception]
+) -> list[str]:
+    try:
+        ran = breaking.run(model, Lines(is_hook, error, place=place), tabled=tabled)
+    except Exception as escaped:
+        return [f"{type(escaped).__name__} reached vLLM"]
+    return list(broken(whole, ran))
 
 
 def thread_attempts(folder: Path) -> Iterator[Attempt]:
@@ -70,16 +69,16 @@ def thread_attempts(folder: Path) -> Iterator[Attempt]:
     test_raising.run(folder, lines)
     for place in sorted(lines.seen):
         for error in THREAD_ERRORS:
+            yield partial(_in_thread, folder, place, error)
 
-            def attempt(place: Place = place, error: type[BaseException] = error) -> list[str]:
-                ran = test_raising.run(folder, Lines(test_raising.is_written, error, place=place))
-                try:
-                    test_raising.check(ran, place)
-                except AssertionError:
-                    return ["events were lost without being counted, or said twice"]
-                return []
 
-            yield attempt
+def _in_thread(folder: Path, place: Place, error: type[BaseException]) -> list[str]:
+    ran = test_raising.run(folder, Lines(test_raising.is_written, error, place=place))
+    try:
+        test_raising.check(ran, place)
+    except AssertionError:
+        return ["events were lost without being counted, or said twice"]
+    return []
 
 
 def run(count: int, seed: int, folder: Path) -> list[Figure]:
@@ -96,8 +95,9 @@ def run(count: int, seed: int, folder: Path) -> list[Figure]:
     chance = random.Random(seed)
     for attempts in (in_hooks, in_thread):
         chance.shuffle(attempts)
-    in_thread = list(islice(in_thread, count))
-    in_hooks = list(islice(in_hooks, max(0, count - len(in_thread))))
+    # Half of them each, where both have as many.
+    in_thread = in_thread[: max(count // 2, count - len(in_hooks))]
+    in_hooks = in_hooks[: count - len(in_thread)]
     problems, bad = run_attempts([*in_thread, *in_hooks])
     return [
         Figure("errors raised where events are written", len(in_thread)),

@@ -151,5 +151,3 @@ def _guarded(function: ast.FunctionDef) -> set[int]:
         for statement in node.body
         for line in range(statement.lineno, (statement.end_lineno or 0) + 1)
     }
-
-

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_tables_on_a_full_disk(model: Path, small_disk: Path, tmp_path: Path) ->
     session = small_disk / elsewhere.name
     subprocess.run(["cp", "-a", str(elsewhere), str(session)], check=True)
     filler = small_disk / "filler"
-    with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(b"x" * 512)
     child = Child(lambda say: say(collect([str(session)])))
@@ -125,7 +126,7 @@ def test_no_more_descriptors(model: Path, tmp_path: Path, when: str) -> None:
         def use_up() -> None:
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, hard))
-            with pytest.raises(OSError, match="Too many open files"):
+            with suppress(OSError):
                 while True:
                     os.dup(2)
 

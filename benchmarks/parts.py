@@ -29,8 +29,10 @@ from benchmarks.pairs import Times, compare, note
 from benchmarks.result import BenchmarkError, Result, middle
 from profilemate.format.events import Columns, Op
 from profilemate.record import encode
+from profilemate.record import recorder as recording
 from profilemate.record.encode import Event
 from profilemate.record.recorder import Recorder
+from tests.kv.recording import NoThread
 from tests.support.scheduler import write_model
 
 LOAD = Load(requests=600, running=128, blocks=4096)
@@ -199,6 +201,8 @@ def _pack(events: list[Event], since: int) -> int:
 def writing(path: Path, options: Options) -> list[Result]:
     """What a step takes to be written, and as many bytes by themselves."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    # Without a thread, a step is written as it ends.
+    recording._writer = NoThread()
     recorder = Recorder(os.open(path, flags), {"producer": "engine", "rank": 0}, "engine 0")
     bare = os.open(path.with_suffix(".bare"), flags)
 
@@ -207,7 +211,7 @@ def writing(path: Path, options: Options) -> list[Result]:
         for _ in range(STEP_EVENTS):
             recorder.keep((encode.once, Op.LOOKUP, now, (1, 500, 480, 0)))
         began = time.thread_time_ns()
-        recorder.flush()
+        recorder.step_ended()
         return time.thread_time_ns() - began
 
     size = path.stat().st_size

@@ -197,16 +197,6 @@ class Columns:
         columns = (bytes(self.ops), packed_times, packed_numbers, packed_lengths, packed_ids)
         return b"".join((head, *columns, _shortened(hashes), *self.blobs))
 
-    def clear(self) -> None:
-        """Forget all events."""
-        self.ops.clear()
-        self.times.clear()
-        self.numbers.clear()
-        self.blocks.clear()
-        self.ids.clear()
-        self.hashes.clear()
-        self.blobs.clear()
-
 
 def _packed(values: list[int]) -> tuple[bytes, bytes]:
     """Typecode and bytes of the values: two bytes each if all of them fit, else four."""

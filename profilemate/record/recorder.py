@@ -35,7 +35,8 @@ WORKER_PAUSE_SEC = 0.1
 
 MAX_WAITING = 250_000
 """Events, and ends of steps, that may wait for a disk that does not answer: some minutes of them,
-and 100 MB. One that holds much more than others counts as several: see ``weigh``."""
+and 100 MB at most, but for what the last step brings. One that holds much more than others counts
+as several: see ``weigh``."""
 
 EVENT_BYTES = 400
 """What an event takes in memory, at most, where it holds nothing that is long."""
@@ -101,6 +102,7 @@ class Recorder:
         # The one that ends the journal:
         self._is_ending = False
         self._end_by = 0.0
+        self._has_said_late = False
         self._output = Output(fd, header, name, self.costs, path)
         self._writer.sources.append(self)
 
@@ -242,8 +244,9 @@ class Recorder:
         if not has_ended:
             # Nobody waits any more: if the process lives on, all is written.
             self._end_by = math.inf
-        if not (has_ended or self._writer.is_here):
-            missing = self.dropped + self._waiting_events()
+        missing = self.dropped + self._waiting_events()
+        if missing and not (has_ended or self._has_said_late or self._writer.is_here):
+            self._has_said_late = True
             say(
                 f"{self.name}: the disk does not answer, {missing:,} events are not written and "
                 "are lost if the process ends now"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from profilemate import ROOT, messages
+from profilemate import ROOT
 from profilemate.hooks.kv import facts
 from tests.kv.children import said
 from tests.kv.recording import Clock, found, hooks_only, make_tables
@@ -65,7 +65,6 @@ def run(model: Path, lines: Lines, *, tabled: bool = True) -> Ran:
             said() as words,
             hooks_only(folder, clock, name=name),
         ):
-            patch.setattr(messages, "_said", {})
             if not tabled:
                 patch.setattr(facts, "is_tabled", lambda scheduler, pools: False)
             with lines.watched():

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from profilemate import messages
 from profilemate.collector.follow import Follower
 from profilemate.record import launch, recorder
 from profilemate.record.writer import Writer
@@ -84,6 +85,8 @@ def hooks_only(
         # Set, so that what is left for child processes is taken away again.
         patch.setenv("VLLM_PROFILING_SESSION", name)
         patch.setenv("VLLM_PROFILING_FAILED", "")
+        # What another test has heard is said again.
+        patch.setattr(messages, "_said", {})
         if not collector:
             patch.setattr(launch, "start", lambda directory: None)
         if not thread:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from profilemate.record import recorder
 from tests.kv.recording import Tables, hooks_only, make_tables, only_session
 from tests.kv.transcript import transcript
 from tests.support.scheduler import RequestMaker, build_scheduler, tokens
@@ -135,3 +136,71 @@ def test_without_prefix_caching_there_are_no_contents(model: Path, tmp_path: Pat
     assert (
         tables.requests()["request 0"]["prefix_ids"] == tables.requests()["request 1"]["prefix_ids"]
     )
+
+
+HOSTILE = [
+    "",
+    "\ud800 half a pair \udfff",
+    "two\nlines\r\nand\x00more",
+    "=cmd|' /C calc'!A0",
+    "\x1b[2J\x1b]0;title\x07",
+    "<script>alert(1)</script>",
+    "../../etc/passwd",
+    "\u202e\u2028\ufeff",
+    "x" * 1_000_000,
+]
+
+
+def test_hostile_ids(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """All are recorded as they are, and forgotten when their requests have ended."""
+    make = RequestMaker()
+    requests = [make(name, tokens(n, 20), 3) for n, name in enumerate(HOSTILE)]
+    requests += [make(f"{number}" * 9, tokens(number, 20), 1) for number in range(500)]
+    with hooks_only(tmp_path):
+        scheduler = build_scheduler(model, 100)
+        transcript(scheduler, [(n // 50, request) for n, request in enumerate(requests)])
+        (opened,) = recorder._living()
+        (finish,) = [hook for hook in vars(scheduler).values() if _name(hook) == "_free_request"]
+        held = {cell.cell_contents for cell in finish.__closure__ if _is_requests(cell)}
+        (numbered,) = held
+        assert numbered.index == {}
+    assert "profilemate" not in capfd.readouterr().err
+    tables = make_tables(only_session(tmp_path), tmp_path / "tables")
+    assert tables.metadata["complete"]
+    ids = [json.loads(line)["request_id"] for line in _lines(tables)]
+    given = [request.request_id for request in requests]
+    spelled = [name.encode("utf-8", "backslashreplace").decode() for name in given]
+    assert sorted(ids) == sorted(spelled)
+    assert opened.dropped == 0
+
+
+def _name(hook: Any) -> str:
+    return getattr(hook, "__name__", "")
+
+
+def _is_requests(cell: Any) -> bool:
+    return type(cell.cell_contents).__name__ == "Requests"
+
+
+def _lines(tables: Tables) -> list[str]:
+    return (tables.folder / "requests.jsonl").read_text().splitlines()
+
+
+def test_a_hostile_id_in_a_failure(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What a hook says of its failure may hold an id: one line, not a long one, that no terminal
+    acts on; and the journal can hold it."""
+    make = RequestMaker()
+    name = "\x1b[31m\n\ud800" + "x" * 100_000
+    with hooks_only(tmp_path):
+        scheduler = build_scheduler(model, 100)
+        (opened,) = recorder._living()
+        opened.fail("free", ValueError(name))
+        transcript(scheduler, [(0, make(name, tokens(1, 20), 3))])
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "profilemate" in line]
+    assert len(line) < 600
+    assert line.isprintable()
+    metadata = make_tables(only_session(tmp_path), tmp_path / "tables").metadata
+    assert not metadata["complete"]
+    assert "free" in metadata["processes"][0]["hooks_failed"]

@@ -100,7 +100,8 @@ def _attempts(count: int, seed: int, folder: Path, sound: list[Path]) -> Iterato
     for worker in range(WORKERS):
         begin(*_started(seed, folder / f"worker{worker}", sound))
     while working:
-        for connection in wait(list(working), timeout=1.0):
+        ready = {*wait(list(working), timeout=1.0)}
+        for connection in [one for one in working if one in ready]:
             process, number, _ = working.pop(connection)
             try:
                 yield connection.recv()

@@ -27,11 +27,11 @@ MOST_COMBINATIONS = 1000
 MOST = 10**9
 """Larger settings are refused."""
 
-MOST_BLOCKS = 10_000_000
-"""vLLM makes an object for each block of a pool: so many take more than a gigabyte."""
+MOST_BLOCKS = 4_000_000
+"""vLLM makes an object for each block of a pool: so many take half a gigabyte."""
 
-MOST_TOKENS = 10_000_000
-"""A request's tokens, of which vLLM makes lists: so many take most of a gigabyte."""
+MOST_TOKENS = 4_000_000
+"""A request's tokens, of which vLLM makes lists: so many take as much."""
 
 
 @dataclass(frozen=True)

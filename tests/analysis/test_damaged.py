@@ -375,10 +375,10 @@ class TestNumbersThatDriveLoops:
         session.metadata(cache={**METADATA["cache"], "blocks": 10**9})
         session.requests(sound("requests.jsonl"))
         result = invoke("whatif", session.folder)
-        assert "a pool of 999,999,999 blocks, and at most 10,000,000" in result.stderr
+        assert "a pool of 999,999,999 blocks, and at most 4,000,000" in result.stderr
         session.metadata()
         result = invoke("whatif", session.folder, "--blocks", "1000000000")
-        assert "has 999,999,999 blocks, and at most 10,000,000" in result.stderr
+        assert "has 999,999,999 blocks, and at most 4,000,000" in result.stderr
 
     def test_a_request_that_cannot_be_simulated(self, session: SessionBuilder) -> None:
         session.requests({**sound("requests.jsonl"), "input_length": 5 * 10**7})

@@ -23,5 +23,5 @@ class Attack:
 
 
 CATALOGUE: tuple[Attack, ...] = (
-    Attack("tables", "read sessions with damaged tables and metadata", 100_000, 60),
+    Attack("tables", "read sessions with damaged tables and metadata", 20_000, 40),
 )

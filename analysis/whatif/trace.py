@@ -23,6 +23,9 @@ from analysis.tables.schema import MOST_TOKENS, TABLES
 BLOCK_TOKENS = 512
 """Tokens that an id stands for where the trace does not say it."""
 
+_MOST_BYTES = 1 << 29
+"""A small packed file may unpack to more than fits into memory."""
+
 _TABLE = TABLES["requests"]
 _REQUIRED = ("timestamp", "input_length", "output_length", "hash_ids")
 """What every line must have."""
@@ -42,7 +45,11 @@ def read(path: Path) -> pl.DataFrame:
     try:
         content = path.read_bytes()
         if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(_MOST_BYTES + 1)
+            if len(content) > _MOST_BYTES:
+                raise SessionError(
+                    f"{path} unpacks to more than {_MOST_BYTES:,} bytes; unpack it, and name a part"
+                )
     except (OSError, EOFError, zlib.error) as error:
         said = getattr(error, "strerror", None) or error
         raise SessionError(f"cannot read {path}: {said}") from None

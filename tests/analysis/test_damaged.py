@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import socket
@@ -413,3 +414,14 @@ def test_any_bytes_in_a_table_are_read_or_named(
     except SessionError as error:
         said = str(error)
     assert not said or (file in said and "\n" not in said)
+
+
+def test_a_packed_trace_that_would_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("analysis.whatif.trace._MOST_BYTES", 1000)
+    trace = tmp_path / "trace.jsonl.gz"
+    trace.write_bytes(gzip.compress(b" " * 10**6))
+    result = invoke("whatif", trace, "--fast")
+    assert result.returncode == 2
+    assert "unpacks to more than 1,000 bytes" in result.stderr

@@ -89,9 +89,7 @@ for number, (name, ending) in enumerate(endings.items()):
         time.sleep(0.05)
         Path(f"{streams}.state").write_text(json.dumps([before, state()]))
         break
-    began = time.monotonic()
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    results[name] = [code, time.monotonic() - began]
+    results[name] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 else:
     Path(folder, "results").write_text(json.dumps(results))
     os._exit(0)
@@ -103,7 +101,7 @@ def run(count: int, seed: int, folder: Path) -> list[Figure]:
     """Each ending ``count`` times."""
     model = write_model(folder / "model")
     worse: dict[str, float] = dict.fromkeys(
-        ("codes", "outputs", "lines", "state", "descriptors", "inherited", "zombies", "slower"), 0
+        ("codes", "outputs", "lines", "state", "descriptors", "inherited", "zombies"), 0
     )
     alive = 0
     for number in range(count):
@@ -126,7 +124,6 @@ def run(count: int, seed: int, folder: Path) -> list[Figure]:
         Figure("descriptors that a child inherits", worse["inherited"], most=0),
         Figure("children and zombies more", worse["zombies"], most=0),
         Figure("collectors that stay", alive, most=0),
-        Figure("longest delay of an end", worse["slower"], "s"),
     ]
 
 
@@ -148,12 +145,11 @@ def _end(folder: Path, model: Path, *, recorded: bool) -> list[Ended]:
     return [
         {
             "code": code,
-            "seconds": seconds,
             "out": (folder / f"{at}.out").read_bytes(),
             "err": (folder / f"{at}.err").read_text().splitlines(),
             "state": json.loads((folder / f"{at}.state").read_text()),
         }
-        for at, (code, seconds) in enumerate(results.values())
+        for at, code in enumerate(results.values())
     ]
 
 
@@ -176,7 +172,6 @@ def _compare(name: str, without: Ended, with_us: Ended, worse: dict[str, float])
     more = {
         "lines": len(with_us["err"]) - len(without["err"]),
         "descriptors": counted[1] - counted[0],
-        "slower": with_us["seconds"] - without["seconds"],
     }
     for each, value in more.items():
         worse[each] = max(worse[each], value)

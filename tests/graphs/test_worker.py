@@ -182,7 +182,7 @@ def test_start_up_numbers_that_fail_do_not_end_the_recording(
     from profilemate.hooks.gpu import worker_facts
 
     def fail(*_: Any) -> None:
-        raise LookupError("no such number")
+        raise RuntimeError("no such number")
 
     monkeypatch.setattr(worker_facts.StartUp, "take_capture", fail)
     worker = make(model, "Worker")
@@ -191,7 +191,7 @@ def test_start_up_numbers_that_fail_do_not_end_the_recording(
     del worker
     gc.collect()
     found: Recorded = read(journal(sessions))
-    assert found.status["failed"] == {"capture_model": "LookupError: no such number"}
+    assert found.status["failed"] == {"capture_model": "RuntimeError: no such number"}
     assert found.executions[-1] == Execution(("FULL", 4, 4, 1, 0), 3, 1)
 
 

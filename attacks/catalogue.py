@@ -23,6 +23,6 @@ class Attack:
 
 
 CATALOGUE: tuple[Attack, ...] = (
-    Attack("raising", "an error at each line of the hooks and of what writes", 4_000, 40),
+    Attack("raising", "an error at each line of the hooks and of what writes", 5_500, 40),
     Attack("disk", "a disk that hangs, while events wait that hold much", 4, 10),
 )

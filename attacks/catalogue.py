@@ -34,6 +34,6 @@ CATALOGUE: tuple[Attack, ...] = (
     Attack("tables", "read sessions with damaged tables and metadata", 20_000, 40),
     Attack("guests", "other tools in the same process, real ones and made-up ones", 200, 6),
     Attack("exits", "ends of a process, with and without recording", 2, 4),
-    Attack("raising", "an error at each line of the hooks and of what writes", 4_000, 40),
+    Attack("raising", "an error at each line of the hooks and of what writes", 5_500, 40),
     Attack("disk", "a disk that hangs, while events wait that hold much", 4, 10),
 )

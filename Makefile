@@ -7,7 +7,7 @@ JOBS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo browser test test-cuda lint matrix bench docs
+.PHONY: help env demo browser test test-cuda lint matrix bench attacks docs
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,6 +40,9 @@ matrix: env ## check the tables on many vLLM releases (network): docs/releases.m
 
 bench: env ## measure what profiling costs, against the targets; ARGS='loop journal' for some, ARGS=--help lists them
 	@'$(RUN)' -m benchmarks $(ARGS)
+
+attacks: env ## try at length to break it: docs/reliability.md; ARGS='journals tables' for some, ARGS=--help lists them
+	@'$(RUN)' -m attacks $(ARGS)
 
 # The site's tools have an environment of their own, made anew when their list changes.
 DOCS := .docs

@@ -40,6 +40,7 @@ def open_journal(
         "hooks": [status._asdict() for status in hooks.status()],
         **described,
     }
+    recorder = None
     name = ensure_name(os.environ)
     place = claim(settings.directory, name, f"{producer}{rank}")
     try:
@@ -49,6 +50,8 @@ def open_journal(
         recorder.close()
     except Exception:
         # A journal that nobody writes would look like one that is about to begin.
+        if recorder is not None:
+            recorder.forget()
         place.journal.unlink(missing_ok=True)
         raise
     place.journal.unlink(missing_ok=True)

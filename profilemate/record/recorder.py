@@ -254,8 +254,9 @@ class Recorder:
         self._take_hooks_away()
 
     def forget(self) -> None:
-        """Let go without writing: this process is a fork and the journal is its parent's."""
+        """Let go without writing, as in a fork, where the journal is the parent's."""
         self._is_off = True
+        self._leave()
         del self._events[1:]
         self._changes.clear()
         self._take_hooks_away()

@@ -139,8 +139,7 @@ class Folder:
         try:
             yield
         except OSError as error:
-            error.filename, error.filename2 = str(self.path / name), None
-            raise
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
 
 
 def owner_of(info: os.stat_result) -> str:

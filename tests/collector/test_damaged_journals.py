@@ -8,7 +8,6 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -348,10 +347,6 @@ def test_times_of_no_session(tmp_path: Path) -> None:
         assert len(rows(tables, ALLOCATIONS)) == 1
 
 
-def _blocks(*ids: int) -> list[Any]:
-    return [SimpleNamespace(block_id=block) for block in ids]
-
-
 def _request(journal: EngineJournal, number: int, described: object) -> None:
     blob = json.dumps(described).encode() + b"\0"
     journal.keep((encode.blob, Op.REQUEST, journal.at(1_500), number, blob))
@@ -363,9 +358,6 @@ def _numbers(journal: EngineJournal, op: Op, *numbers: int) -> None:
 
 IMPOSSIBLE: dict[str, Callable[[EngineJournal], None]] = {
     "block 1 was handed out while": lambda j: j.allocated(1_500, 1),
-    "block 5 was freed while": lambda j: j.keep(
-        (encode.freed, Op.FREE, j.at(1_500), 0, _blocks(5), [])
-    ),
     "IndexError": lambda j: j.allocated(1_500, 11),
     "found 17": lambda j: (_request(j, 0, ["a", 16]), _numbers(j, Op.LOOKUP, 0, 16, 17, 0))[0],
     "came after 0 others": lambda j: _request(j, 1, ["a", 16]),

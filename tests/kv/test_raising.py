@@ -80,7 +80,7 @@ def run(
                     in_the_midst(patch)
             wait_a_while(opened)
             opened.close()
-    frames = [(kind, json.loads(data)) for kind, data in read(path) if kind >= Kind.STATUS]
+    frames = [(kind, json.loads(data)) for kind, data, _ in read(path) if kind >= Kind.STATUS]
     numbers = [number for frame in frames_of(path) for number in frame]
     return Ran(numbers, opened.dropped, shown + words, frames)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,7 @@ def test_hostile_ids(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[s
         transcript(scheduler, [(n // 50, request) for n, request in enumerate(requests)])
         (opened,) = recorder._living()
         (finish,) = [hook for hook in vars(scheduler).values() if _name(hook) == "_free_request"]
-        held = {cell.cell_contents for cell in finish.__closure__ if _is_requests(cell)}
-        (numbered,) = held
+        (numbered,) = {cell.cell_contents for cell in _cells(finish) if _is_requests(cell)}
         assert numbered.index == {}
     assert "profilemate" not in capfd.readouterr().err
     tables = make_tables(only_session(tmp_path), tmp_path / "tables")
@@ -176,6 +176,12 @@ def test_hostile_ids(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 def _name(hook: Any) -> str:
     return getattr(hook, "__name__", "")
+
+
+def _cells(hook: Any) -> Iterator[Any]:
+    """What the functions around a method refer to."""
+    for function in hook.__func__.__globals__.values():
+        yield from getattr(function, "__closure__", None) or ()
 
 
 def _is_requests(cell: Any) -> bool:

@@ -57,7 +57,7 @@ def _record(base: Path, pid: int) -> Path:
     recorder = Recorder(place.fd, header, "engine 0")
     allocate(recorder, [1, 2, 3], free=7)
     allocate(recorder, [4], free=6)
-    os.close(place.fd)
+    recorder.forget()
     return place.directory
 
 

@@ -62,11 +62,13 @@ def served(lab: Lab) -> Served:
             ]
             for _ in asking:
                 under_way.acquire(timeout=engine.END_SECONDS)
-            engine.kill(server.process.pid, *api_servers)
-        for client in asking:
-            client.result()
-        alone = engine.elapsed_sec(session)
-        size = engine.journal_size(session)
+            # So no answer ends while the servers do.
+            with engine.halted(*engines.values()):
+                engine.kill(server.process.pid, *api_servers)
+                for client in asking:
+                    client.result()
+                alone = engine.elapsed_sec(session)
+                size = engine.journal_size(session)
         engine.wait_for(
             "engines to go on whose API servers are dead",
             lambda: engine.journal_size(session) > size,

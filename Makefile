@@ -3,7 +3,7 @@
 VENV ?= .venv
 VLLM ?=
 # How many tests run at once.
-JOBS ?= 2
+JOBS ?= 3
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help

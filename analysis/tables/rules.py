@@ -125,7 +125,6 @@ _TOKENS = pl.col("input_length") + pl.col("output_length")
 _ARRIVED = pl.col("timestamp") / 1e3
 
 _REQUESTS = (
-    _at_least_one("block_size"),
     Rule(
         ("timestamp", "first_token_sec"),
         pl.col("first_token_sec") + MOST_APART_SEC >= _ARRIVED,

@@ -109,7 +109,6 @@ IMPOSSIBLE: Mapping[str, tuple[Impossible, ...]] = {
         lambda row: {"hit_tokens": row["input_length"] + row["output_length"] + 1},
         lambda row: {"external_hit_tokens": 99_000_000},
         lambda row: {"computed_tokens": 99_000_000},
-        lambda row: {"block_size": 0},
         lambda row: {"hash_ids": [*row["hash_ids"], 5, 6, 7] + [1] * row["input_length"]},
         lambda row: {"output_hash_ids": [1] * (row["input_length"] + row["output_length"] + 1)},
         _huge("input_length"),

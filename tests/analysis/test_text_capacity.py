@@ -20,7 +20,7 @@ from analysis.stats.spread import Spread
 from analysis.tables import facts
 from tests.analysis.builder import SessionBuilder
 
-MANY = 10**8
+MANY, MOST_LORAS = 10**8, 10**6
 LONG = "chatcmpl-" + "x" * 200
 
 REASONS = [
@@ -37,7 +37,7 @@ def said(lines: Iterable[Line]) -> str:
 
 
 def limits(session: SessionBuilder) -> facts.Scheduler:
-    settings = {"max_num_seqs": MANY, "max_num_batched_tokens": MANY, "max_loras": MANY}
+    settings = {"max_num_seqs": MANY, "max_num_batched_tokens": MANY, "max_loras": MOST_LORAS}
     session.metadata(scheduler=settings)
     return facts.read(open_session(session.folder)).scheduler
 
@@ -55,7 +55,7 @@ def test_the_largest_reasons_and_the_rest(session: SessionBuilder) -> None:
     )
     text = said(waiting.lines(found, limits(session)))
     assert "Waited 10.00 s of all requests together up to 3 at once, during 4.00 s" in text
-    assert "No slot for its adapter (100,000,000) 2.00 s 20.00 % 75.00 %" in text
+    assert "No slot for its adapter (1,000,000) 2.00 s 20.00 % 75.00 %" in text
     assert text.endswith("1 other reason 2.00 s 20.00 %")
     assert said(waiting.lines(Waiting(0, 0, 0, {}), limits(session))) == ""
 

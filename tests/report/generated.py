@@ -81,7 +81,7 @@ def _lookups(steps: int, draw: random.Random) -> Iterator[Row]:
 
 def _steps(steps: int, draw: random.Random) -> Iterator[Row]:
     for step in range(steps):
-        prefill, decode = draw.randint(0, 2_000), draw.randint(0, 64)
+        prefill, decode = max(1, draw.randint(0, 2_000)), draw.randint(0, 64)
         yield {
             "timestamp_sec": f"{step * STEP_SEC:.6f}",
             "step": step + 1,

@@ -52,7 +52,8 @@ def attach_hooks() -> None:
     if not ready:
         sessions = Path(tempfile.gettempdir(), "unused")
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables(sessions))
-    if "profilemate.bootstrap" not in sys.modules:
+    finders = {type(finder).__module__ for finder in sys.meta_path}
+    if "profilemate.bootstrap" not in finders:
         raise BenchmarkError("the hooks are not loaded: another sitecustomize comes first")
     import_module("vllm.v1.core.sched.scheduler")
 

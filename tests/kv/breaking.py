@@ -132,7 +132,9 @@ def unguarded() -> frozenset[Place]:
 
 
 def _calls_vllm(function: ast.FunctionDef) -> bool:
-    """Whether it stands in the place of a method of vLLM's."""
+    """Whether it stands in the place of a method of vLLM's, or around one."""
+    if function.name in ("before", "begin", "after", "end", "failed"):
+        return True
     inner = [node for node in function.body if not isinstance(node, ast.FunctionDef)]
     names = {
         node.func.id

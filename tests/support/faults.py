@@ -19,7 +19,7 @@ Place = tuple[str, int]
 Where = Callable[[FrameType], bool]
 
 
-_NEVER_RAISE = ("try:", "yield", "if opened is None:", "place, recorder = opened")
+_NEVER_RAISE = ("try:", "return", "yield", "if opened is None:", "place, recorder = opened")
 """Lines where nothing can be raised, and Python or contextlib would let it past the handlers."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import tee
 from operator import length_hint
 from typing import Any
 
@@ -144,6 +145,7 @@ def _watch_free_blocks(
                 if begun:
                     keep((encode.once, Op.RELEASE, now(), (freer - 1, begun)))
                 return
+            begun = list(begun)
             if not alone:
                 # vLLM hands another pool's blocks over to that pool's own free_blocks.
                 begun = [block for block in begun if block.pool in (None, this())]
@@ -165,10 +167,10 @@ def _watch_free_blocks(
 
 
 def _walkable(blocks: Any) -> tuple[Any, Any]:
-    """Blocks to look at, and the same blocks to hand on, as an iterator where they came as one."""
+    """Blocks to look at later, and the same blocks to hand on, as an iterator where they came as
+    one. Nothing is taken out of it here: what fails between would lose blocks."""
     if not isinstance(blocks, (list, tuple)) and isinstance(blocks, Iterator):
-        listed = list(blocks)
-        return listed, iter(listed)
+        return tee(blocks)
     return blocks, blocks
 
 
@@ -258,8 +260,8 @@ def _watch_rare_calls(
 
     _around(pool, part, "reset_prefix_cache", [], lambda: None, after_reset)
 
-    def after_unpin(_: Any, blocks: list[Any]) -> None:
-        _record_free(part, number, 0, blocks, now())
+    def after_unpin(_: Any, blocks: Iterable[Any]) -> None:
+        _record_free(part, number, 0, list(blocks), now())
 
     _around(pool, part, "unpin_blocks", ["blocks"], _walkable, after_unpin, exchanges=True)
 

@@ -236,11 +236,10 @@ def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
     is_cut_short = False
 
     def after(output: Any, began: int) -> None:
-        if is_cut_short:
-            # vLLM goes on with blocks that no step's output ever gave to a request.
-            recorder.fail("schedule", RuntimeError("the step before ended half-way"))
-            return
         try:
+            if is_cut_short:
+                # vLLM goes on with blocks that no step's output ever gave to a request.
+                raise RuntimeError("the step before ended half-way")
             steps.scheduled(output, began, now())
         except Exception as error:
             recorder.fail("schedule", error)

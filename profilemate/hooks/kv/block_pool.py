@@ -170,7 +170,8 @@ def _walkable(blocks: Any) -> tuple[Any, Any]:
     """Blocks to look at later, and the same blocks to hand on, as an iterator where they came as
     one. Nothing is taken out of it here: what fails between would lose blocks."""
     if not isinstance(blocks, (list, tuple)) and isinstance(blocks, Iterator):
-        return tee(blocks)
+        looked_at, given = tee(blocks)
+        return looked_at, given
     return blocks, blocks
 
 

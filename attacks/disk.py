@@ -19,8 +19,8 @@ import pytest
 from rich.progress import track
 
 from attacks.figure import Figure
-from profilemate.format import journal
-from profilemate.record import recorder, writer
+from attacks.watching import watch_schedulers
+from profilemate.record import journal_writer, recorder, writer
 from tests.kv.recording import hooks_only
 from tests.support.scheduler import RequestMaker, build_scheduler, step, tokens, write_model
 
@@ -48,15 +48,8 @@ class Hung:
 
 
 def run(count: int, seed: int, folder: Path) -> list[Figure]:
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    import vllm.v1.core.sched.scheduler as module
-
-    from profilemate.hooks.kv import scheduler
-
-    scheduler.attach(module)
-    model = folder / "model"
-    model.mkdir()
-    write_model(model)
+    watch_schedulers()
+    model = write_model(folder / "model")
     figures = []
     for load in track(LOADS[:count], "disk"):
         events, waiting_mb = hang(model, folder / load.replace(" ", "-"), load, seed)
@@ -73,7 +66,7 @@ def hang(model: Path, sessions: Path, load: str, seed: int) -> tuple[int, float]
             model, 15_000, max_num_seqs=RUNNING, max_model_len=65_536, max_num_batched_tokens=65_536
         )
         (opened,) = recorder._living()
-        patch.setattr(journal, "os", disk)
+        patch.setattr(journal_writer, "os", disk)
         patch.setattr(writer, "STUCK_SEC", 0.0)
         while opened.active:
             wanted = 4 if load.startswith("prompts") else RUNNING

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from profilemate.format.events import FRAME as HEAD
-from profilemate.format.journal import MAGIC
+from profilemate.format.events import FRAME
+from profilemate.format.journal import HEAD, MAGIC
 
-_FRAME = struct.Struct("<III")
 _EVENTS = 2
 
 _COUNTS = (0, 1, 2, 255, 1 << 15, (1 << 16) - 1, 1 << 31, (1 << 32) - 1)
@@ -72,8 +71,8 @@ class Journal:
 def frames_of(data: bytes) -> list[tuple[int, int]]:
     """Where each frame begins and ends, as far as they are whole."""
     at, found = len(MAGIC), []
-    while at + _FRAME.size <= len(data):
-        end = at + _FRAME.size + _FRAME.unpack_from(data, at)[0]
+    while at + HEAD.size <= len(data):
+        end = at + HEAD.size + HEAD.unpack_from(data, at)[0]
         if end > len(data):
             break
         found.append((at, end))
@@ -210,9 +209,9 @@ def forge_count(journal: Journal, chance: random.Random) -> bytes:
     """One of the numbers of an events frame's head, or its typecodes."""
 
     def change(payload: bytes) -> bytes:
-        if len(payload) < HEAD.size:
+        if len(payload) < FRAME.size:
             return payload
-        head = list(HEAD.unpack_from(payload))
+        head = list(FRAME.unpack_from(payload))
         place = chance.randrange(len(head))
         if place == 0:
             head[0] = chance.choice((0, -1, 1 << 62, head[0] + 1, head[0] - 1, -(1 << 63)))
@@ -220,7 +219,7 @@ def forge_count(journal: Journal, chance: random.Random) -> bytes:
             head[place] = bytes(chance.choice(b"HIqQfdu\0") for _ in range(4))
         else:
             head[place] = chance.choice((*_COUNTS, max(0, head[place] - 1), head[place] + 1))
-        return HEAD.pack(*head) + payload[HEAD.size :]
+        return FRAME.pack(*head) + payload[FRAME.size :]
 
     return _forged(journal.data, chance, change, kind=_EVENTS)
 
@@ -231,10 +230,10 @@ def forge_number(journal: Journal, chance: random.Random) -> bytes:
     def change(payload: bytes) -> bytes:
         data = bytearray(payload)
         width = chance.choice((1, 2, 4, 8))
-        if len(data) < HEAD.size + width:
+        if len(data) < FRAME.size + width:
             return payload
         value = chance.choice(_COUNTS) % (1 << 8 * width)
-        at = chance.randrange(HEAD.size, len(data) - width + 1)
+        at = chance.randrange(FRAME.size, len(data) - width + 1)
         data[at : at + width] = value.to_bytes(width, "little")
         return bytes(data)
 
@@ -244,9 +243,9 @@ def forge_number(journal: Journal, chance: random.Random) -> bytes:
 def forge_op(journal: Journal, chance: random.Random) -> bytes:
     def change(payload: bytes) -> bytes:
         data = bytearray(payload)
-        count = HEAD.unpack_from(payload)[1] if len(payload) >= HEAD.size else 0
-        if 0 < count <= len(data) - HEAD.size:
-            data[HEAD.size + chance.randrange(count)] = chance.randrange(256)
+        count = FRAME.unpack_from(payload)[1] if len(payload) >= FRAME.size else 0
+        if 0 < count <= len(data) - FRAME.size:
+            data[FRAME.size + chance.randrange(count)] = chance.randrange(256)
         return bytes(data)
 
     return _forged(journal.data, chance, change, kind=_EVENTS)
@@ -317,7 +316,7 @@ def forge_kind(journal: Journal, chance: random.Random) -> bytes:
         return data
     begin, end = chance.choice(frames)
     kind = chance.choice((0, 1, 2, 3, 4, 5, 7, 200, 70_000, 1 << 31))
-    return data[:begin] + _frame(kind, data[begin + _FRAME.size : end]) + data[end:]
+    return data[:begin] + _frame(kind, data[begin + HEAD.size : end]) + data[end:]
 
 
 def forge_length(journal: Journal, chance: random.Random) -> bytes:
@@ -348,7 +347,7 @@ FORGERIES: tuple[Callable[[Journal, random.Random], bytes], ...] = (
 
 
 def _frame(kind: int, payload: bytes) -> bytes:
-    return _FRAME.pack(len(payload), zlib.adler32(payload, kind & 0xFFFFFFFF), kind) + payload
+    return HEAD.pack(len(payload), zlib.adler32(payload, kind & 0xFFFFFFFF), kind) + payload
 
 
 def _forged(
@@ -358,12 +357,12 @@ def _forged(
     frames = [
         (begin, end, found)
         for begin, end in frames_of(data)
-        if kind in (None, found := _FRAME.unpack_from(data, begin)[2])
+        if kind in (None, found := HEAD.unpack_from(data, begin)[2])
     ]
     if not frames:
         return data
     begin, end, found = chance.choice(frames)
-    return data[:begin] + _frame(found, change(data[begin + _FRAME.size : end])) + data[end:]
+    return data[:begin] + _frame(found, change(data[begin + HEAD.size : end])) + data[end:]
 
 
 def _with_frame_field(data: bytes, chance: random.Random, offset: int) -> bytes:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attacks.watching import watch_schedulers
+
 EXECUTIONS = 20
 """Executions of each worker."""
 
@@ -43,11 +45,7 @@ def _sample(place: Path) -> Sample:
 
 
 def _record(folder: Path) -> None:
-    import vllm.v1.core.sched.scheduler as module
-
-    from profilemate.hooks.kv import scheduler
-
-    scheduler.attach(module)
+    watch_schedulers()
     _record_engine(folder / "sample_engine", groups="full", killed=False)
     _record_engine(folder / "sample_killed_engine", groups="mamba", killed=True)
     _record_engine(folder / "sample_two_pools", groups="window", killed=False)

@@ -26,6 +26,7 @@ from pathlib import Path
 from rich.progress import track
 
 from attacks.figure import Figure
+from attacks.watching import watch_schedulers
 from profilemate import ROOT, collector
 from profilemate.collector.__main__ import _follow
 from profilemate.collector.completing import complete
@@ -88,7 +89,7 @@ def run(count: int, seed: int, folder: Path) -> list[Figure]:
         seen["kills at random"] += 1
     for _ in range(COMMANDS):
         command(cases[0], folder / "attempt", seen, chance.uniform(0.2, 1.5))
-    hook()
+    watch_schedulers()
     for number in range(LIVE):
         live(model, folder / f"live{number}", seen, chance)
     return [
@@ -107,22 +108,12 @@ PROMISED = (
 )
 
 
-def hook() -> None:
-    """Have every scheduler recorded."""
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    import vllm.v1.core.sched.scheduler as module
-
-    from profilemate.hooks.kv import scheduler
-
-    scheduler.attach(module)
-
-
 def record(model: Path, sessions: Path) -> Path:
     """A session of a scheduler whose process was killed, and no collector."""
 
     def engine(say: Say) -> None:
         # Here, as forks of a process that has vLLM take long.
-        hook()
+        watch_schedulers()
         with hooks_only(sessions):
             scheduler = build_scheduler(model, 600)
             drive(scheduler, REQUESTS)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attacks.figure import Figure
+from attacks.watching import watch_schedulers
 from profilemate import collector
 from tests.kv.children import Child, Say, processes_with
 from tests.kv.recording import TABLES, Clock, Tables, found, hooks_only, make_tables, only_session
@@ -75,7 +76,7 @@ class Seen:
 def run(count: int, seed: int, folder: Path) -> list[Figure]:
     chance = random.Random(seed)
     model = write_model(folder / "model")
-    hook()
+    watch_schedulers()
     adopt_orphans()
     whole = tables_of_an_undisturbed_run(model, folder / "whole")
     seen = Seen()
@@ -106,16 +107,6 @@ def run(count: int, seed: int, folder: Path) -> list[Figure]:
         Figure("until the collector had ended, at most", seen.collector_sec, "s", PATIENCE_SEC),
         Figure("completed afterwards, as the collector was killed", counts["finalized"]),
     ]
-
-
-def hook() -> None:
-    """Watch every scheduler that is made."""
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    import vllm.v1.core.sched.scheduler as module
-
-    from profilemate.hooks.kv import scheduler
-
-    scheduler.attach(module)
 
 
 def adopt_orphans() -> None:

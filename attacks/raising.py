@@ -7,7 +7,6 @@ what vLLM did and what the session says with a run in which nothing was raised.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from rich.progress import track
 
 from attacks.figure import Figure
+from attacks.watching import watch_schedulers
 from tests.kv import breaking, test_raising
 from tests.kv.breaking import broken, is_hook, places_of
 from tests.support.faults import Lines, Place
@@ -82,15 +82,8 @@ def _in_thread(folder: Path, place: Place, error: type[BaseException]) -> list[s
 
 
 def run(count: int, seed: int, folder: Path) -> list[Figure]:
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    import vllm.v1.core.sched.scheduler as module
-
-    from profilemate.hooks.kv import scheduler
-
-    scheduler.attach(module)
-    model = folder / "model"
-    model.mkdir()
-    write_model(model)
+    watch_schedulers()
+    model = write_model(folder / "model")
     in_hooks, in_thread = list(hook_attempts(model)), list(thread_attempts(folder))
     chance = random.Random(seed)
     for attempts in (in_hooks, in_thread):

@@ -31,8 +31,9 @@ from benchmarks.command import Options, count, progress, run
 from benchmarks.pairs import Times, compare, note
 from benchmarks.result import BenchmarkError, Result, Target, middle
 from profilemate.collector.decode import Shape, episodes, events_of
+from profilemate.collector.journal_reader import JournalReader
 from profilemate.format.events import Op
-from profilemate.format.journal import JournalReader, Kind
+from profilemate.format.journal import Kind
 from profilemate.hooks.gpu import executions, graphs
 from profilemate.record import writer
 from profilemate.record.recorder import Recorder

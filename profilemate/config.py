@@ -91,7 +91,7 @@ def read(environ: Mapping[str, str]) -> Config:
         choice = _ON_OFF.get(value.lower())
         if choice is None and value:
             problems.append(
-                f"{name}={_shown(value)} is not understood "
+                f"{name}={shortened(value, LONGEST_SHOWN)} is not understood "
                 "(1, true, on, yes, or 0, false, off, no); "
                 f"the default is used: {int(default)}"
             )
@@ -106,8 +106,8 @@ def read(environ: Mapping[str, str]) -> Config:
         if 0 <= choice <= LONGEST_INTERVAL_SEC:
             return choice
         problems.append(
-            f"{name}={_shown(value)} is not understood (a number of seconds, 0 for off); "
-            f"the default is used: {default:g}"
+            f"{name}={shortened(value, LONGEST_SHOWN)} is not understood "
+            f"(a number of seconds, 0 for off); the default is used: {default:g}"
         )
         return default
 
@@ -115,8 +115,8 @@ def read(environ: Mapping[str, str]) -> Config:
         value = environ.get(name, "")
         if os.path.expanduser(value).startswith("~"):
             problems.append(
-                f"{name}={_shown(value)} is not understood (there is no such user's home folder); "
-                "the default is used"
+                f"{name}={shortened(value, LONGEST_SHOWN)} is not understood "
+                "(there is no such user's home folder); the default is used"
             )
             return ""
         return value if value.strip() else ""
@@ -135,8 +135,9 @@ def read(environ: Mapping[str, str]) -> Config:
     )
 
 
-def _shown(value: str) -> str:
-    return value if len(value) <= LONGEST_SHOWN else f"{value[:LONGEST_SHOWN]}..."
+def shortened(text: str, most: int) -> str:
+    """The text, or its beginning and three dots."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def leave_for_children(environ: MutableMapping[str, str], failed: str) -> None:

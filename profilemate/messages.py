@@ -13,6 +13,7 @@ import traceback
 from io import TextIOWrapper
 
 from profilemate import config
+from profilemate.config import shortened
 
 LONGEST_LINE = 1_000
 """Characters of a line; longer ones hold something that is no message."""
@@ -42,11 +43,6 @@ def say(line: str) -> None:
     except Exception:
         # stderr may be None, closed, a pipe without a reader, or anything that replaced it.
         pass
-
-
-def shortened(text: str, most: int) -> str:
-    """The text, or its beginning and three dots."""
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _printable(char: str) -> str:

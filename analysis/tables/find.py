@@ -12,11 +12,7 @@ from analysis.errors import SessionError, unreadable
 from analysis.tables.owner import is_own
 from analysis.tables.schema import TABLES
 from profilemate import config
-
-METADATA = "metadata.json"
-JOURNAL = "journal"
-KEPT_JOURNAL = "journal-kept"
-"""The journal of a session that has ended, where not all of it could be read."""
+from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
 _STAMP = re.compile(r"session_(\d{8}_\d{6})")
 _NUMBERED = re.compile(r"(session_\d{8}_\d{6}_\d+_[0-9a-f]{6})(?:_([2-9]|[1-9]\d{1,2}))?")
@@ -60,13 +56,13 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
 
 def is_session(folder: Path) -> bool:
     """Whether this folder holds a session's metadata, its journal or one of its tables."""
-    files = [METADATA, *(table.file for table in TABLES.values())]
+    files = [METADATA_FILE, *(table.file for table in TABLES.values())]
     return has_journal(folder) or any((folder / file).is_file() for file in files)
 
 
 def has_journal(folder: Path) -> bool:
     """Whether there are journals from which ``profilemate finalize`` makes the tables."""
-    return any((folder / name).is_dir() for name in (JOURNAL, KEPT_JOURNAL))
+    return any((folder / name).is_dir() for name in (JOURNAL_FOLDER, KEPT_FOLDER))
 
 
 def siblings(session: Path) -> list[Path]:
@@ -98,8 +94,8 @@ def _newest_in(folder: Path, *, own_first: bool) -> Path:
     sessions = [child for child in folder.iterdir() if _is_readable(child) and is_session(child)]
     if not sessions:
         raise SessionError(
-            f"no session in {folder}: neither it nor a folder in it has a {METADATA} that you can "
-            "read; name a session's folder or one of sessions"
+            f"no session in {folder}: neither it nor a folder in it has a {METADATA_FILE} that you "
+            "can read; name a session's folder or one of sessions"
         )
     if own_first:
         sessions = [session for session in sessions if is_own(session)] or sessions

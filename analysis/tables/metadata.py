@@ -16,8 +16,8 @@ from typing import Any
 from analysis.errors import SessionError, unreadable
 from analysis.tables.faults import no_number, shown
 from analysis.tables.files import opened
-from analysis.tables.find import METADATA
 from analysis.tables.schema import FORMAT_VERSION
+from profilemate.format.session import METADATA_FILE
 
 _MOST = 10**12
 """Larger numbers, and negative ones, are damage."""
@@ -38,7 +38,7 @@ def read(directory: Path) -> Mapping[str, Any]:
         SessionError: the file cannot be read, is not a JSON object, or is of another version.
 
     """
-    path = directory / METADATA
+    path = directory / METADATA_FILE
     try:
         with opened(path) as file:
             content = file.read(_LONGEST + 1)

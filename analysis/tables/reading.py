@@ -20,16 +20,16 @@ import polars as pl
 from analysis.errors import SessionError
 from analysis.tables.faults import shown
 from analysis.tables.files import opened
-from analysis.tables.find import JOURNAL
 from analysis.tables.schema import Table
 from profilemate.format import cells
+from profilemate.format.session import JOURNAL_FOLDER
 
 _CHUNK = 16 << 20
 _LINE = 1 << 16
 
 _NOT_A_TABLE = (
     "it is not a table of this format; restore the recorded file, or make it again with "
-    f"'profilemate finalize' if {JOURNAL}/ is still there"
+    f"'profilemate finalize' if {JOURNAL_FOLDER}/ is still there"
 )
 
 _CLIENT_TEXT = ("request_id", "lora")

@@ -23,13 +23,14 @@ from analysis.errors import SessionError, unreadable
 from analysis.tables import completing
 from analysis.tables.completing import State as State
 from analysis.tables.faults import first_fault
-from analysis.tables.find import JOURNAL, KEPT_JOURNAL, METADATA, find_session
+from analysis.tables.find import find_session
 from analysis.tables.metadata import part, text, wall_clock
 from analysis.tables.metadata import read as metadata_of
 from analysis.tables.owner import another as owner_of_another
 from analysis.tables.reading import Extent, ahead, csv_schema, extent, frames, last_line
 from analysis.tables.schema import LONGEST_SEC, TABLES, Table
 from analysis.tables.soundness import DAMAGED, Order, is_damaged
+from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
 _ROWS = 100_000
 
@@ -276,7 +277,7 @@ class Session:
         line, what = fault
         return SessionError(
             f"{path}, line {line}: {what}; repair or remove that line, or make the table again "
-            f"with 'profilemate finalize' if {JOURNAL}/ is still there"
+            f"with 'profilemate finalize' if {JOURNAL_FOLDER}/ is still there"
         )
 
 
@@ -347,7 +348,7 @@ def _arrival(session: Session, number: int) -> float:
 
 def _opened(directory: Path, *, complete: bool) -> Session:
     # Looked for first: the collector removes it after metadata.json says that all is complete.
-    has_journal = (directory / JOURNAL).is_dir()
+    has_journal = (directory / JOURNAL_FOLDER).is_dir()
     metadata = metadata_of(directory)
     owner = owner_of_another(directory)
     if metadata.get("complete") is True:
@@ -360,7 +361,7 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     if not has_journal:
         return Session(directory, metadata, "cut off", _without_journal(directory, metadata))
     if not complete:
-        return Session(directory, metadata, "cut off", f"read as it is, without {JOURNAL}/")
+        return Session(directory, metadata, "cut off", f"read as it is, without {JOURNAL_FOLDER}/")
     state, note = completing.complete(directory)
     metadata = metadata_of(directory)
     if state == "complete" and metadata.get("complete") is not True:
@@ -380,18 +381,18 @@ def _state_of_anothers(directory: Path, metadata: Mapping[str, Any]) -> State:
     if metadata.get("ended_at") is not None:
         return "cut off"
     try:
-        quiet_sec = time.time() - (directory / METADATA).stat().st_mtime
+        quiet_sec = time.time() - (directory / METADATA_FILE).stat().st_mtime
     except FileNotFoundError:
         return "cut off"
     return "running" if quiet_sec < QUIET_SEC else "cut off"
 
 
 def _without_journal(directory: Path, metadata: Mapping[str, Any]) -> str:
-    if (directory / KEPT_JOURNAL).is_dir():
+    if (directory / KEPT_FOLDER).is_dir():
         return (
-            f"not all of its journal could be read; {KEPT_JOURNAL}/ has it, for a later release "
+            f"not all of its journal could be read; {KEPT_FOLDER}/ has it, for a later release "
             "that may read more"
         )
     if metadata.get("ended_at") is None:
-        return f"{JOURNAL}/ is missing, so what only it held is not in the tables"
+        return f"{JOURNAL_FOLDER}/ is missing, so what only it held is not in the tables"
     return "all that was recorded is in the tables, but the record has gaps (see the warnings)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from profilemate.collector.decode import span
-from profilemate.format.journal import Frame
+from profilemate.collector.journal_reader import Frame
 
 
 class Link(NamedTuple):

@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import os
 import time
-from types import TracebackType
 
 from profilemate.format import processes
 from profilemate.format.folder import Folder
@@ -73,11 +72,6 @@ class Lock:
     def __enter__(self) -> Lock:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
             os.close(self._fd)

@@ -63,7 +63,7 @@ def _metadata(
 ) -> dict[str, Any]:
     engines = [producer for producer in producers if isinstance(producer.state, Engine)]
     workers = [producer for producer in producers if isinstance(producer.state, Worker)]
-    workers.sort(key=lambda producer: producer.state.rank if producer.state else 0)
+    workers.sort(key=lambda producer: int(producer.header["rank"]))
     first = engines[0].header if engines else {}
     either = first or (workers[0].header if workers else {})
     dropped = sum(producer.status.get("dropped_events", 0) for producer in producers)

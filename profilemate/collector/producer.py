@@ -10,13 +10,14 @@ from profilemate.collector.chain import Chain
 from profilemate.collector.decode import GAP, DecodeError, Episode, ImpossibleError, episodes
 from profilemate.collector.engine import Engine
 from profilemate.collector.header import Header, read_header, read_status
+from profilemate.collector.journal_reader import Frame, JournalReader
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
 from profilemate.format import processes
 from profilemate.format.errors import SessionError
 from profilemate.format.events import PARTS
-from profilemate.format.journal import Frame, JournalReader, Kind
+from profilemate.format.journal import Kind
 from profilemate.format.session import Founding
 
 HEADER_SEC = 60.0
@@ -57,7 +58,6 @@ class Producer:
         self._chain = Chain(None)
         self._damage_seen = 0
         self._events_at = -1
-        self._path = path
         self._reader = JournalReader(path, dir_fd)
         self._founding = founding
         self._tables = tables
@@ -139,7 +139,7 @@ class Producer:
             if not length:
                 self._has_problem(f"its journal was cut at byte {offset:,} while it was read")
             elif not offset and not frames:
-                self._has_problem(f"{self._path.name} is not a profilemate journal")
+                self._has_problem(f"{self._reader.path.name} is not a profilemate journal")
             else:
                 self._has_problem(f"{length:,} bytes of its journal at byte {offset:,} are damaged")
         self._damage_seen = len(self._reader.damage)

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from analysis.errors import RuleError, SessionError
-from profilemate.messages import shortened
+from profilemate.config import shortened
 
 ANSWER_SEC = 30
 """From looking up the server's address to the last byte of the page."""

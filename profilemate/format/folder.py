@@ -15,7 +15,6 @@ import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from profilemate.format.errors import SessionError
 from profilemate.format.files import write_atomically
@@ -126,12 +125,7 @@ class Folder:
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextlib.contextmanager

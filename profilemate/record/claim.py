@@ -18,7 +18,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from profilemate.config import SESSION
+from profilemate.config import SESSION, shortened
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.session import (
@@ -29,7 +29,6 @@ from profilemate.format.session import (
     Founding,
     read_founding,
 )
-from profilemate.messages import shortened
 from profilemate.record.command_line import root_argv
 from profilemate.record.redact import redact
 

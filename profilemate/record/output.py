@@ -19,9 +19,10 @@ import orjson
 
 from profilemate.format import journal
 from profilemate.format.events import Columns
-from profilemate.format.journal import JournalWriter, Kind
+from profilemate.format.journal import Kind
 from profilemate.messages import say
 from profilemate.record.encode import Event
+from profilemate.record.journal_writer import JournalWriter
 
 RETRY_NS = 5_000_000_000
 """How often a producer that lost its disk tries to say how much it has dropped."""

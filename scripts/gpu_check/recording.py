@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from profilemate.collector.decode import Shape, episodes, events_of
+from profilemate.collector.journal_reader import JournalReader
 from profilemate.format.events import Op
-from profilemate.format.journal import JournalReader, Kind
+from profilemate.format.journal import Kind
 from profilemate.hooks.gpu import executions, graphs
 from profilemate.hooks.gpu.gpu_timer import GpuTimer
 from profilemate.record.recorder import WORKER_PAUSE_SEC, Recorder

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from profilemate.collector.decode import Shape, episodes
+from profilemate.collector.journal_reader import JournalReader
 from profilemate.format.events import Op
-from profilemate.format.journal import JournalReader, Kind
+from profilemate.format.journal import Kind
 from profilemate.hooks.gpu import executions, graphs
 from profilemate.hooks.gpu.gpu_timer import GpuTimer
 from profilemate.record.recorder import Recorder

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from profilemate.format import journal
 from profilemate.hooks.gpu import executions, graph_sources, graphs
+from profilemate.record import journal_writer
 from tests.graphs.recording import Execution, Recording, read
 from tests.graphs.steps import Output, decode
 
@@ -56,7 +56,7 @@ def test_a_full_disk(
     before = len(read(recording.journal).executions)
     steps = [decode(3), Output([5]), Output([30])]
     with monkeypatch.context() as patch:
-        patch.setattr(journal.os, "write", write)
+        patch.setattr(journal_writer.os, "write", write)
         for step in steps:
             output = runner.execute_model(step)
             assert output is not None

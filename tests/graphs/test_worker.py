@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from profilemate.format.journal import JournalReader
+from profilemate.collector.journal_reader import JournalReader
 from tests.graphs.executor import GIB, UUID, make, start
 from tests.graphs.recording import Execution, Recorded, read
 from tests.graphs.steps import Output, decode

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from profilemate.format.journal import HIGH_FD, Kind
+from profilemate.format.journal import Kind
+from profilemate.record.journal_writer import HIGH_FD
 from profilemate.record.recorder import Recorder
 from tests.kv.children import Child, Say, said
 from tests.kv.recording import hooks_only, make_tables, only_session, wait_until_written

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from profilemate.format import journal
 from profilemate.format.events import Columns, Op
-from profilemate.format.journal import JournalWriter, Kind
-from profilemate.record import encode, output, recorder
+from profilemate.format.journal import Kind
+from profilemate.record import encode, journal_writer, output, recorder
+from profilemate.record.journal_writer import JournalWriter
 from profilemate.record.output import Output
 from profilemate.record.recorder import Recorder
 from profilemate.record.writer import Writer
@@ -135,7 +135,7 @@ def test_an_error_at_any_line_that_writes(places: list[Place], tmp_path: Path, w
         (Columns, "pack"),
         (JournalWriter, "append"),
         (JournalWriter, "settle"),
-        (journal, "_identity"),
+        (journal_writer, "_identity"),
         (output, "_json"),
         (Output, "write"),
         (Output, "status"),

@@ -250,7 +250,7 @@ HARMLESS = (
     "vllm serve --dtype auto --enforce-eager org/m --num_gpu_blocks_override 122",
     "vllm serve s3://bucket/models/llama --load-format runai_streamer --max-model-len auto",
     (
-        "vllm serve /root/.cache/huggingface/hub/models--org--m/snapshots/"
+        "vllm serve /models/cache/huggingface/hub/models--org--m/snapshots/"
         "0123456789abcdef0123456789abcdef01234567 --served-model-name prod m-2 gguf:Q4_K_M"
     ),
     "vllm serve org/m --config serve.yaml --kv-cache-metrics --kv-cache-metrics-sample 1.0",

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from profilemate.collector.decode import Shape, episodes
+from profilemate.collector.journal_reader import Frame, JournalReader
 from profilemate.format.events import Op
-from profilemate.format.journal import Frame, JournalReader, Kind
+from profilemate.format.journal import Kind
 from profilemate.record import encode, recorder, writer
 from profilemate.record.recorder import Recorder
 from profilemate.record.writer import Writer
@@ -287,7 +288,7 @@ class Stuck:
             self._free.wait(PATIENCE_SEC)
             return write(fd, data)
 
-        monkeypatch.setattr("profilemate.format.journal.os.write", slow)
+        monkeypatch.setattr("profilemate.record.journal_writer.os.write", slow)
 
     def let_go(self) -> None:
         self._free.set()
@@ -420,7 +421,7 @@ def test_a_slow_disk_at_the_end(journal: JournalAt, monkeypatch: pytest.MonkeyPa
     for number in range(50):
         opened.keep((encode.once, Op.RESET, time.monotonic_ns(), (number,)))
         opened._events.append(None)
-    monkeypatch.setattr("profilemate.format.journal.os.write", slow)
+    monkeypatch.setattr("profilemate.record.journal_writer.os.write", slow)
     with said() as lines:
         opened.close()
     assert lines == []

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from analysis.errors import SessionError
 from profilemate.format.files import write_atomically
-from profilemate.format.session import CLOSED_FILE, FOUNDING_FILE
+from profilemate.format.session import (
+    CLOSED_FILE,
+    FOUNDING_FILE,
+    JOURNAL_FOLDER,
+    KEPT_FOLDER,
+    METADATA_FILE,
+)
 
 LONGEST_NAME = 239
 """Bytes of a file's name: file systems take 255, and ``write_atomically`` adds the rest."""
@@ -72,15 +78,15 @@ def _reason_against(path: Path, target: Path) -> str | None:
 
 def _is_record(target: Path) -> bool:
     """Whether the file is, or would be, one of a session's own."""
-    from analysis.tables.find import JOURNAL, KEPT_JOURNAL, METADATA, is_session
+    from analysis.tables.find import is_session
     from analysis.tables.schema import TABLES
     from profilemate.collector.metadata import SUMMARY_FILE
 
     folder = target.parent
-    if folder.name in (JOURNAL, KEPT_JOURNAL):
+    if folder.name in (JOURNAL_FOLDER, KEPT_FOLDER):
         return any((folder / file).exists() for file in (FOUNDING_FILE, CLOSED_FILE))
     tables = {table.file for table in TABLES.values()}
-    records = {METADATA, SUMMARY_FILE, JOURNAL, KEPT_JOURNAL} | tables
+    records = {METADATA_FILE, SUMMARY_FILE, JOURNAL_FOLDER, KEPT_FOLDER} | tables
     return target.name in records and is_session(folder)
 
 

@@ -19,24 +19,13 @@ from profilemate import ROOT
 from profilemate.hooks.kv import facts
 from tests.kv.children import said
 from tests.kv.recording import Clock, found, hooks_only, make_tables
-from tests.kv.workload import Abort, Add, Driver, Evict, Operation, Reset, Setting, Steps
+from tests.kv.workload import Driver, Setting, mixed
 from tests.kv.workload import scheduler_for as make_scheduler
 from tests.support.faults import Lines, Place, tracebacks
 from tests.support.oracle import Oracle
 
 SETTING = Setting(blocks=9, max_num_batched_tokens=96)
-OPERATIONS: list[Operation] = [
-    *(
-        operation
-        for number in range(5)
-        for operation in (Add(number % 2, 64, 20 + number, 20), Steps(2))
-    ),
-    Abort(0),
-    Evict(2, 3),
-    Steps(2),
-    Reset(),
-    Add(0, 64, 9, 4),
-]
+OPERATIONS = mixed(requests=5, prompts=2, steps=2)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tests.kv.recording import (
     make_tables,
     only_session,
 )
-from tests.kv.workload import Abort, Add, Driver, Evict, Operation, Reset, Setting, Steps
+from tests.kv.workload import Driver, Setting, mixed
 from tests.kv.workload import scheduler_for as make_scheduler
 from tests.support.oracle import Oracle
 
@@ -40,18 +40,7 @@ Change = Callable[[pytest.MonkeyPatch, type, str], None]
 
 BLOCKS = ("kv_cache_usage.csv", "kv_cache_allocations.csv", "kv_cache_evictions.csv")
 SETTING = Setting(blocks=14, max_num_batched_tokens=96)
-OPERATIONS: list[Operation] = [
-    *(
-        operation
-        for number in range(12)
-        for operation in (Add(number % 3, 64, 20 + number, 20), Steps(3))
-    ),
-    Abort(0),
-    Evict(2, 3),
-    Steps(4),
-    Reset(),
-    Add(0, 64, 9, 4),
-]
+OPERATIONS = mixed(requests=12, prompts=3, steps=3)
 
 
 def remove(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:

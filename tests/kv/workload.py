@@ -129,6 +129,22 @@ settings = st.builds(
 )
 
 
+def mixed(requests: int, prompts: int, steps: int) -> list[Operation]:
+    """So many requests with so many prompts, steps after each, then one of each rarer operation."""
+    return [
+        *(
+            operation
+            for number in range(requests)
+            for operation in (Add(number % prompts, 64, 20 + number, 20), Steps(steps))
+        ),
+        Abort(0),
+        Evict(2, 3),
+        Steps(steps + 1),
+        Reset(),
+        Add(0, 64, 9, 4),
+    ]
+
+
 @dataclass
 class Driver:
     """Runs operations on one scheduler, moving the clock on before each."""

@@ -248,12 +248,18 @@ def _has_ended(pid: int) -> bool:
 
 
 def _zombies_of(pid: int) -> list[int]:
-    """Children of this process that have ended and that nobody waited for."""
+    """Children of this process that have ended and that nobody waited for.
+
+    Python looks every 50 ms whether a process that it waits for has ended.
+    """
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    return [child for child in map(int, children) if _has_no_command(child)]
+    ended = [child for child in map(int, children) if _has_no_command(child)]
+    if ended:
+        time.sleep(0.5)
+    return [child for child in ended if _has_no_command(child)]
 
 
 def _has_no_command(pid: int) -> bool:

@@ -171,7 +171,7 @@ def test_without_an_eviction_there_is_no_lifetime(session: SessionBuilder) -> No
 
 @pytest.mark.usefixtures("small_chunks")
 def test_evictions_are_the_same_in_chunks(session: SessionBuilder) -> None:
-    count = 3001
+    count = 601
     session.evictions(
         *(
             {
@@ -184,12 +184,12 @@ def test_evictions_are_the_same_in_chunks(session: SessionBuilder) -> None:
     )
     summary = summary_of(session)
     assert summary.evictions.total.blocks == count
-    assert summary.evictions.total.never_reused == 1001
-    assert summary.evictions.by_origin["output"].blocks == 1500
-    # The lifetimes are 0, 1, … 3,000 in another order.
+    assert summary.evictions.total.never_reused == 201
+    assert summary.evictions.by_origin["output"].blocks == 300
+    # The lifetimes are 0, 1, … 600 in another order.
     lifetime = summary.lifetimes.lifetime
-    assert (lifetime.mean_sec, lifetime.p50_sec, lifetime.max_sec) == (1500, 1500, 3000)
-    assert lifetime.p95_sec == pytest.approx(2850)
+    assert (lifetime.mean_sec, lifetime.p50_sec, lifetime.max_sec) == (300, 300, 600)
+    assert lifetime.p95_sec == pytest.approx(570)
 
 
 @pytest.mark.usefixtures("small_chunks")

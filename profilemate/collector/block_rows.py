@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from profilemate.collector.blocks import Loss, Pool
 from profilemate.collector.decode import ImpossibleError
@@ -40,6 +41,17 @@ class BlockRows:
         self._evictions = tables.append("kv_cache_evictions.csv")
         self._totals = totals
         self._last_usage: list[tuple[int, ...] | None] = [None] * len(usage_blocks)
+        self.last_rows = [""] * len(usage_blocks)
+        """The last usage row of each pool."""
+
+    def saved(self) -> dict[str, Any]:
+        """What later rows depend on, as JSON."""
+        return {"last_usage": self._last_usage, "last_rows": self.last_rows}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Be as when it was ``saved``."""
+        self._last_usage = [usage and tuple(usage) for usage in saved["last_usage"]]
+        self.last_rows = saved["last_rows"]
 
     def usage(
         self, when: str, number: int, pool: Pool, free: int, running: int, waiting: int
@@ -56,10 +68,12 @@ class BlockRows:
         of = self._usage_blocks[number]
         usage = 100 * (1 - free / of) if of else 0.0
         self._totals.held(self._rank, number, held)
-        self._usage(
+        row = (
             f"{when},{usage:.2f},{held},{pool.total},{cached},{pool.num_free},"
             f"{running},{waiting},{self._rank},{number}"
         )
+        self.last_rows[number] = row
+        self._usage(row)
 
     def moved(
         self,

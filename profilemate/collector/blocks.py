@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 from profilemate.collector.decode import ImpossibleError
 
@@ -49,6 +50,31 @@ class Pool:
     def num_free(self) -> int:
         """Blocks that no request holds and whose content, if any, is lost."""
         return self.total - self.num_held - self.num_cached
+
+    def saved(self) -> dict[str, Any]:
+        """All of it, as JSON. Each life is there once, so that blocks go on sharing theirs."""
+        lives = {id(life): life for life in self._lives}
+        places = {identity: place for place, identity in enumerate(lives)}
+        return {
+            "held": self.num_held,
+            "cached": self.num_cached,
+            "contents": self.contents,
+            "holders": self._holders,
+            "lives": list(lives.values()),
+            "life_of": [places[id(life)] for life in self._lives],
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Be as when it was ``saved``."""
+        self.num_held, self.num_cached = saved["held"], saved["cached"]
+        self.contents, self._holders = saved["contents"], saved["holders"]
+        lives: list[Life] = [tuple(life) for life in saved["lives"]]
+        self._lives = [lives[place] for place in saved["life_of"]]
+        self._copies.clear()
+        for content, life in zip(self.contents, self._lives, strict=True):
+            if content is not None:
+                copies = self._copies[life[5]]
+                copies[content] = copies.get(content, 0) + 1
 
     def count(self, blocks: list[int]) -> int:
         """How many of the blocks are not the null block."""

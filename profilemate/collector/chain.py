@@ -24,12 +24,19 @@ class Chain:
 
     A frame that does not follow the one before it is believed once another frame follows it in
     turn: events were lost before it. If none does, it is a copy, or another journal's.
+
+    ``last`` is the time that the next frame has to give; None: any.
     """
 
     def __init__(self, last: int | None) -> None:
-        self._last = last
+        self.last = last
         self._since = -1
         self._held: tuple[Frame, int, int] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no frame waits for another one that follows it."""
+        return self._held is None
 
     def add(self, frame: Frame) -> tuple[list[Link], bool]:
         """Take the next frame of the file; returns those that can be applied now, in order, and
@@ -41,7 +48,7 @@ class Chain:
         """
         since, last = span(frame.payload)
         held = self._held
-        if self._last in (None, since):
+        if self.last in (None, since):
             self._follow(since, last)
             return [Link(frame, False)], True
         if held is not None and since == held[2]:
@@ -52,4 +59,4 @@ class Chain:
         return [], False
 
     def _follow(self, since: int, last: int) -> None:
-        self._held, self._since, self._last = None, since, last
+        self._held, self._since, self.last = None, since, last

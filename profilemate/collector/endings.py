@@ -37,6 +37,7 @@ class Endings:
         caching: whether blocks have contents at all.
         append: takes a row.
 
+    ``used_once`` counts the content ids that occur once so far.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Endings:
         self._caching = caching
         self._append = append
         self._ended: list[_Ended] = []
-        self._used_once = 0
+        self.used_once = 0
 
     def __bool__(self) -> bool:
         return bool(self._ended)
@@ -109,8 +110,8 @@ class Endings:
         full = request.prompt_tokens // size
         prompt_ids = contents[:full]
         while len(prompt_ids) * size < request.prompt_tokens:
-            self._used_once += 1
-            prompt_ids.append(f"{self._rank << _ONCE_SHIFT | self._used_once}")
+            self.used_once += 1
+            prompt_ids.append(f"{self._rank << _ONCE_SHIFT | self.used_once}")
         # The last token's own KV is never there, and what was not computed is nowhere.
         tokens = min(finish.computed_tokens, request.prompt_tokens + finish.output_tokens - 1)
         return prompt_ids, contents[full : max(full, tokens // size)]

@@ -126,6 +126,66 @@ class Engine:
         self._lookups.close_all(self._requests)
         self._steps.close()
 
+    def saved(self) -> dict[str, Any]:
+        """All of it between two episodes, as JSON."""
+        return {
+            "last_ns": self.last_ns,
+            "mismatches": self.mismatches,
+            "lost": self.lost,
+            "episode": self._episode,
+            "arrived": self._arrived,
+            "is_without_state": self._handlers is _WITHOUT_STATE,
+            "pools": [pool.saved() for pool in self._pools],
+            "requests": [request.saved() for request in self._requests.values()],
+            "lookups": self._lookups.saved(),
+            "steps": self._steps.saved(),
+            "rows": self._rows.saved(),
+            "used_once": self._endings.used_once,
+            "asked": [request.number for request in self._asked],
+            "looked_up": [request.number for request in self._looked_up],
+            "admitted": [request.number for request in self._admitted],
+            "parked": self._parked,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Be as when it was ``saved``."""
+        for pool, state in zip(self._pools, saved["pools"], strict=True):
+            pool.restore(state)
+        requests = [Request.restored(state) for state in saved["requests"]]
+        self._requests = {request.number: request for request in requests}
+        self._lookups.restore(saved["lookups"])
+        self._steps.restore(saved["steps"])
+        self._rows.restore(saved["rows"])
+        self._endings.used_once = saved["used_once"]
+        # What a request that has ended asked for no longer counts.
+        known = self._requests
+        self._asked = [known[number] for number in saved["asked"] if number in known]
+        self._looked_up = [known[number] for number in saved["looked_up"] if number in known]
+        self._admitted = [known[number] for number in saved["admitted"] if number in known]
+        self._parked = [(cell, blocks) for cell, blocks in saved["parked"]]
+        self._episode, self._arrived = saved["episode"], saved["arrived"]
+        if saved["is_without_state"]:
+            self._handlers = _WITHOUT_STATE
+        self._lose(saved["lost"])
+        self.last_ns, self.mismatches = saved["last_ns"], saved["mismatches"]
+
+    def opening(self) -> dict[str, list[str]]:
+        """By table, rows that explain what comes now, where earlier rows are gone."""
+        requests = [request for request in self._requests.values() if request.got]
+        moves = [
+            (since, f"{self._seconds(since)},{event},{count},{request.cell},0,,{self.rank},0,0")
+            for request in requests
+            for event, (since, count) in request.got.items()
+        ]
+        return {
+            "kv_cache_usage.csv": [row for row in self._rows.last_rows if row],
+            "kv_cache_allocations.csv": [row for _, row in sorted(moves)],
+            "scheduler_steps.csv": [row for row in [self._steps.last_row] if row],
+            "prefix_cache_lookups.csv": [
+                request.lookup_row for request in self._requests.values() if request.lookup_row
+            ],
+        }
+
     def miss_events(self, reason: str) -> None:
         """Events that came here are missing. So nothing is known any more of blocks and requests;
         what later steps say of themselves still is."""
@@ -162,6 +222,9 @@ class Engine:
         pool = self._pools[number]
         handed_out = list(self._by_owner(number, parts))
         cell, group, _ = handed_out[0] if handed_out else ("", 0, [])
+        owner = parts[0][0] if parts else NOBODY
+        if owner != NOBODY and owner[0] in self._requests:
+            self._requests[owner[0]].gets("allocate", len(blocks), time)
         evicted = self._rows.evicted(pool.evict(blocks), time, "reallocated", cell, number)
         for owner, in_group, part in handed_out:
             pool.allocate(part, owner, in_group, time)
@@ -188,6 +251,8 @@ class Engine:
         pool.reuse(blocks, cell, time)
         count = pool.count(blocks)
         if count:
+            if self._looking_up is not None:
+                self._looking_up.gets("reuse", count, time)
             real = next(block for block in blocks if block != pool.null)
             self._rows.moved(time, number, "reuse", count, cell, 0, pool.owner(real)[1])
 
@@ -271,7 +336,7 @@ class Engine:
         request.preemptions += 1
         request.preempted_tokens = max(request.preempted_tokens, computed)
         request.leaving = request.tables.get(0, [])
-        request.tables = {}
+        request.tables, request.got = {}, {}
         self._steps.preempted += 1
         self._totals.preemptions += 1
 
@@ -381,10 +446,13 @@ class Engine:
     def _write_lookup(
         self, request: Request, lookup: OpenRow, external: int, admitted: int
     ) -> None:
-        self._lookup_rows(
+        row = (
             f"{self._seconds(lookup.began)},{request.cell},{lookup.query_tokens},"
             f"{lookup.hit_tokens},{external},{lookup.kind},{admitted},{lookup.lookups},{self.rank}"
         )
+        if admitted:
+            request.lookup_row = row
+        self._lookup_rows(row)
 
     def _seconds(self, time: int) -> str:
         return f"{(time - self._origin) / 1e9:.6f}"

@@ -283,6 +283,8 @@ _OF_STATUS: dict[str, Check] = {
     "hook_ns": _some_count,
     "writing_ns": _some_count,
     "bytes": _some_count,
+    "earlier_bytes": _some_count,
+    "next": _some_count,
     "failed": _optional(_by_name(_text)),
     "lost": _optional(_by_name(_record(tables=_text, reason=_text))),
     "methods": _optional(_record()),

@@ -13,7 +13,7 @@ import re
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,17 +62,24 @@ class JournalReader:
     way, or the torn end of one: it waits, and a later ``read`` tries it again. It is damage, and is
     left out, where whole frames follow behind it at two reads, or where the writer is gone and did
     not just stop in the middle of a frame. ``damage`` has what was left out. ``dir_fd`` is the open
-    folder that the journal lies in, where there is one.
+    folder that the journal lies in, where there is one. ``starts`` are where the last frames in
+    front of ``offset`` began, where it does not begin at the file's beginning.
     """
 
-    def __init__(self, path: Path, dir_fd: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dir_fd: int | None = None,
+        offset: int = 0,
+        starts: Iterable[int] = (),
+    ) -> None:
         self.path = path
-        self.offset = 0
+        self.offset = offset
         self.damage: list[Damage] = []
+        self.starts: deque[int] = deque(starts, maxlen=64)
         self._size = 0
         self._suspected = -1
         self._torn: tuple[int, int] | None = None
-        self._starts: deque[int] = deque(maxlen=64)
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(path if dir_fd is None else path.name, flags, dir_fd=dir_fd)
 
@@ -104,6 +111,12 @@ class JournalReader:
             frames = self._frames(limit)
         return frames
 
+    def pass_rest(self) -> None:
+        """Leave out what cannot be read: the writer goes on in another file."""
+        if self.unread:
+            self.damage.append(Damage(self.offset, self.unread))
+            self.offset = self._size
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -118,7 +131,7 @@ class JournalReader:
                 data = os.pread(self._fd, HEAD.size + length, self.offset)
         frames = list(_whole_frames(data, self.offset))
         if frames:
-            self._starts.extend(frame.offset for frame in frames)
+            self.starts.extend(frame.offset for frame in frames)
             self.offset = frames[-1].offset + HEAD.size + len(frames[-1].payload)
         return frames
 
@@ -220,13 +233,13 @@ class JournalReader:
 
         All other frames have been read before.
         """
-        while self._starts:
-            self.offset = self._starts.pop()
+        while self.starts:
+            self.offset = self.starts.pop()
             if self.offset < self._size:
                 data = os.pread(self._fd, self._size - self.offset, self.offset)
                 frames = list(_whole_frames(data, self.offset))
                 if sum(HEAD.size + len(frame.payload) for frame in frames) == len(data):
-                    self._starts.append(self.offset)
+                    self.starts.append(self.offset)
                     self.offset = self._size
                     return [frame for frame in frames if frame.kind in (Kind.STATUS, Kind.END)]
         self.damage.append(Damage(self._size, 0))

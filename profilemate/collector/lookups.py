@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from profilemate.collector.requests import Request
 
@@ -44,6 +45,16 @@ class Lookups:
         self._emit = emit
         self._open: dict[int, OpenRow] = {}
         self._seen: set[int] = set()
+
+    def saved(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        rows = [[number, asdict(row)] for number, row in self._open.items()]
+        return {"open": rows, "seen": sorted(self._seen), "lost": self.preemptions_lost}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Be as when it was ``saved``."""
+        self._open = {number: OpenRow(**row) for number, row in saved["open"]}
+        self._seen, self.preemptions_lost = set(saved["seen"]), saved["lost"]
 
     def looked_up(
         self, request: Request, query: int, hit: int, skipped: bool, time: int, frame: int

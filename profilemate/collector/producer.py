@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import json
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from profilemate.collector.chain import Chain
 from profilemate.collector.decode import GAP, DecodeError, Episode, ImpossibleError, episodes
@@ -17,14 +21,41 @@ from profilemate.collector.worker import Worker
 from profilemate.format import processes
 from profilemate.format.errors import SessionError
 from profilemate.format.events import PARTS
-from profilemate.format.journal import Kind
+from profilemate.format.journal import MAGIC, Kind, file_name
 from profilemate.format.session import Founding
 
 HEADER_SEC = 60.0
 """The writer of an empty journal that is younger than this is about to begin."""
 
+FRAMES_OF_NEW = 2
+"""Of a file that has only just been made, and is not in use yet."""
+
 MAX_PROBLEMS = 5
 """So many are listed; the others are counted."""
+
+
+class Place(NamedTuple):
+    """Where a journal is read on, and what its frames have to follow there.
+
+    ``number`` is the file's; ``events_at`` is where the last frame of events in front of ``offset``
+    begins; ``follows`` and ``last_time`` are the times of the last event and of the last episode.
+    """
+
+    number: int
+    offset: int
+    events_at: int
+    follows: int | None
+    last_time: int
+
+
+@dataclass(slots=True)
+class _Unapplied:
+    """The episodes of one frame, ``applied`` of ``count`` of them. ``place`` is where the frame is;
+    None where reading it again would not lead to the same."""
+
+    place: Place | None
+    count: int
+    applied: int = 0
 
 
 class Producer:
@@ -42,8 +73,16 @@ class Producer:
         tables: Tables,
         totals: Totals,
         dir_fd: int | None = None,
+        number: int = 1,
     ) -> None:
         self.name = path.stem
+        self.number = number
+        self._path = path
+        self._dir_fd = dir_fd
+        self._passed = 0
+        self._goes_on = False
+        self._skip = 0
+        self._unapplied: deque[_Unapplied] = deque()
         self.header: dict[str, Any] = {}
         self.status: dict[str, Any] = {}
         self.ended_well = False
@@ -58,7 +97,7 @@ class Producer:
         self._chain = Chain(None)
         self._damage_seen = 0
         self._events_at = -1
-        self._reader = JournalReader(path, dir_fd)
+        self._reader = self._reader_of(number)
         self._founding = founding
         self._tables = tables
         self._totals = totals
@@ -80,14 +119,22 @@ class Producer:
 
     def read(self) -> int:
         """Read what is new since the last call, up to a limit; returns how many bytes."""
-        before = self._reader.offset
-        for frame in self._frames():
-            self._take(frame)
-        self.exhausted = self._reader.offset == before
-        return self._reader.offset - before
+        before = self.position
+        while True:
+            for frame in self._frames():
+                self._take(frame)
+            if not self._goes_on:
+                break
+            self._turn()
+        self.exhausted = self.position == before
+        return self.position - before
 
     def apply(self, episode: Episode) -> None:
         """Apply the events of one episode. Where that fails, what depends on them is left out."""
+        of_frame = self._unapplied[0]
+        of_frame.applied += 1
+        if of_frame.applied == of_frame.count:
+            self._unapplied.popleft()
         if self.state is None:
             return
         try:
@@ -112,7 +159,65 @@ class Producer:
     @property
     def position(self) -> int:
         """Bytes of the journal that have been read."""
-        return self._reader.offset
+        return self._passed + self._reader.offset
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether who reads the journal on from here comes to the same tables."""
+        first = self._unapplied[0] if self._unapplied else None
+        return self._chain.is_whole and (first is None or first.place is not None)
+
+    def saved(self) -> dict[str, Any] | None:
+        """All that has come of the journal so far, as JSON; None where that is nothing."""
+        if self.state is None:
+            return None
+        first = self._unapplied[0] if self._unapplied else None
+        place = first.place if first and first.place else self._place(self._reader.offset)
+        return {
+            "name": self.name,
+            "place": place,
+            "skip": first.applied if first else 0,
+            "starts": [start for start in self._reader.starts if start < place.offset],
+            "header": self.header,
+            "status": self.status,
+            "ended_well": self.ended_well,
+            "problems": self._problems,
+            "more_problems": self._more_problems,
+            "state": self.state.saved(),
+        }
+
+    @classmethod
+    def restored(
+        cls,
+        saved: dict[str, Any],
+        journals: Path,
+        founding: Founding,
+        tables: Tables,
+        totals: Totals,
+        dir_fd: int | None = None,
+    ) -> Producer:
+        """The producer as it was when it was ``saved``."""
+        place = Place(*saved["place"])
+        path = journals / file_name(saved["name"], 1)
+        self = cls(path, founding, tables, totals, dir_fd, place.number)
+        self._reader.close()
+        self._reader = self._reader_of(place.number, place.offset, saved["starts"])
+        header = read_header(json.dumps(saved["header"]).encode())
+        self._begin(header)
+        self._chain = Chain(place.follows)
+        self._events_at, self._last_time = place.events_at, place.last_time
+        self._skip = saved["skip"]
+        self.status, self.ended_well = saved["status"], saved["ended_well"]
+        self._problems, self._more_problems = saved["problems"], saved["more_problems"]
+        assert self.state is not None
+        self.state.restore(saved["state"])
+        return self
+
+    @property
+    def needed_from(self) -> int:
+        """The number of the first file that is still to be read, once this is saved."""
+        first = self._unapplied[0] if self._unapplied else None
+        return first.place.number if first and first.place else self.number
 
     @property
     def alive(self) -> bool:
@@ -123,6 +228,42 @@ class Producer:
             return self._reader.age_sec < HEADER_SEC
         return processes.is_alive(self._known.pid, self._known.start)
 
+    def _reader_of(self, number: int, offset: int = 0, starts: Sequence[int] = ()) -> JournalReader:
+        path = self._path.with_name(file_name(self.name, number))
+        return JournalReader(path, self._dir_fd, offset, starts)
+
+    def _place(self, offset: int) -> Place:
+        return Place(self.number, offset, self._events_at, self._chain.last, self._last_time)
+
+    def _turn(self) -> None:
+        """Read on in the next file."""
+        self._goes_on = False
+        name = file_name(self.name, self.number + 1)
+        try:
+            reader = self._reader_of(self.number + 1)
+        except OSError as error:
+            self._is_given_up = True
+            self._has_problem(f"{name} cannot be read: {error.strerror}")
+            self._miss_events(f"{name} cannot be read")
+            return
+        if self._reader.unread:
+            self._has_problem(f"{self._reader.unread:,} bytes lie behind the end of a file of it")
+        self._passed += self._reader.offset
+        self._reader.close()
+        self._reader, self.number = reader, self.number + 1
+        self._damage_seen, self._events_at = 0, -1
+
+    def _is_next_in_use(self) -> bool:
+        """Whether the next file has more than it begins with, so that nothing more comes here."""
+        try:
+            reader = self._reader_of(self.number + 1)
+        except OSError:
+            return False
+        try:
+            return len(reader.read()) > FRAMES_OF_NEW
+        finally:
+            reader.close()
+
     def _frames(self) -> list[Frame]:
         if self._is_given_up:
             return []
@@ -131,6 +272,11 @@ class Producer:
             # Whether it lives is asked between the two: what it wrote before it ended is read.
             if not frames and self._reader.unread and not self.alive:
                 frames = self._reader.read(ended=True)
+            if not frames and self._is_next_in_use():
+                frames = self._reader.read()
+                if not frames:
+                    self._reader.pass_rest()
+                    self._goes_on = True
         except SessionError as error:
             self._is_given_up = True
             self._has_problem(str(error))
@@ -168,11 +314,19 @@ class Producer:
             self._miss_events(f"byte {frame.offset:,} of its journal cannot be read")
 
     def _take_header(self, frame: Frame) -> None:
-        if self._known is not None:
+        if self._known is not None and (self._passed == 0 or frame.offset != len(MAGIC)):
             raise DecodeError("a second header")
         header = read_header(frame.payload)
         if self.name != f"{header.role}{header.rank}":
             raise DecodeError(f"header: of {header.role} {header.rank}")
+        if self._known is None:
+            self._begin(header)
+            if self.number > 1:
+                self._miss_events("its first files are gone, and no checkpoint has what they told")
+        elif (header.pid, header.start) != (self._known.pid, self._known.start):
+            raise DecodeError("header: of another process")
+
+    def _begin(self, header: Header) -> None:
         self._known, self.header = header, header.facts
         self._chain = Chain(header.since)
         origin, key = self._founding.origin_ns, self._founding.key
@@ -186,6 +340,7 @@ class Producer:
         if self.state is None:
             self._has_problem("its header cannot be read, and without it no events")
             return
+        place = self._place(frame.offset) if self._chain.is_whole else None
         try:
             links, follows = self._chain.add(frame)
         except DecodeError as error:
@@ -196,14 +351,22 @@ class Producer:
         for link in links:
             if link.is_apart:
                 self._miss_events(f"events are missing before byte {link.frame.offset:,}")
-            self._take_episodes(link.frame.payload, self.state)
+                place = None
+            self._take_episodes(link.frame.payload, self.state, place)
 
-    def _take_episodes(self, payload: bytes, state: Engine | Worker) -> None:
+    def _take_episodes(self, payload: bytes, state: Engine | Worker, place: Place | None) -> None:
         try:
             read = episodes(payload, state.shape, state.content_ids, self._founding.origin_ns)
         except DecodeError as error:
             self._miss_events(str(error))
             raise
+        known, self._skip = read[: self._skip], 0
+        for episode in known:
+            # They were applied before the state was saved.
+            self._last_time = max(self._last_time, episode.time)
+        read = read[len(known) :]
+        if read:
+            self._unapplied.append(_Unapplied(place, len(known) + len(read), len(known)))
         for episode in read:
             # A worker records some executions late, behind a frame of later ones.
             if episode.time < self._last_time:
@@ -221,6 +384,7 @@ class Producer:
                 f"bytes are missing, or written twice, before byte {frame.offset:,}: "
                 f"there were {size:,}"
             )
+        self._goes_on |= "next" in status
         for name, value in status.items():
             before = self.status.get(name)
             if isinstance(before, dict) and isinstance(value, dict):
@@ -230,6 +394,7 @@ class Producer:
 
     def _miss_events(self, reason: str) -> None:
         """Have what depends on events that cannot be read end here, in its turn."""
+        self._unapplied.append(_Unapplied(None, 1))
         self.episodes.append(Episode(self._last_time, bytes([GAP]), [(reason,)]))
 
     def _has_problem(self, problem: str) -> None:

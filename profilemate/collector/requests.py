@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from profilemate.collector.decode import ImpossibleError
 from profilemate.collector.tables import text_cell
@@ -41,11 +41,40 @@ class Request:
     external_hit_tokens: int | None = None
     freed_blocks: int | None = None
     """Blocks given up since the request ended; None while it has not."""
+    lookup_row: str = ""
+    """The row of the lookup with which it was last admitted."""
+    got: dict[str, list[int]] = field(default_factory=dict)
+    """What its blocks came by (``allocate`` or ``reuse``), since it has some: when the first did,
+    and how many, not counting what it got in other ways."""
 
     @property
     def num_blocks(self) -> int:
         """Blocks in the request's block tables, all groups."""
         return sum(map(len, self.tables.values()))
+
+    def gets(self, event: str, count: int, time: int) -> None:
+        """So many blocks came by this event."""
+        since = self.got.get(event)
+        if since is None:
+            self.got[event] = [time, count]
+        else:
+            since[1] += count
+
+    def saved(self) -> list[Any]:
+        """All of it, as JSON."""
+        values = [getattr(self, name) for name in _FIELDS]
+        return [[*each.items()] if isinstance(each, dict) else each for each in values]
+
+    @classmethod
+    def restored(cls, saved: list[Any]) -> Request:
+        """The request as it was when it was ``saved``."""
+        known = dict(zip(_FIELDS, saved, strict=True))
+        for name in ("tables", "got"):
+            known[name] = dict(known[name])
+        return cls(**known)
+
+
+_FIELDS = tuple(each.name for each in fields(Request))
 
 
 class Finish(NamedTuple):

@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from profilemate.collector.decode import ImpossibleError
 from profilemate.collector.lookups import WINDOW_NS
 from profilemate.collector.tables import Append
 
+_STATE = (
+    *("number", "preempted", "finished", "counts_preempted", "counts_finished"),
+    *("last_row", "_idle", "_idle_state", "_repeats"),
+)
+
 
 class StepRows:
     """The steps of one engine. ``number`` is the last step's, counted from 1. ``preempted`` and
-    ``finished`` count the requests since the last step's end, as long as these are recorded."""
+    ``finished`` count the requests since the last step's end, as long as these are recorded.
+    ``last_row`` is the last one that was written."""
 
     def __init__(self, rank: int, origin_ns: int, append: Append) -> None:
         self.number = 0
@@ -21,6 +29,7 @@ class StepRows:
         self._rank = rank
         self._origin = origin_ns
         self._append = append
+        self.last_row = ""
         self._idle: tuple[str, int] | None = None
         self._idle_state: tuple[int, ...] = ()
         self._repeats = 0
@@ -55,7 +64,7 @@ class StepRows:
         else:
             if self._idle is not None:
                 self.close()
-            self._append(f"{row}1,{self._rank}")
+            self._write(f"{row}1,{self._rank}")
         self.preempted = self.finished = 0
 
     def repeated(self, count: int, time: int) -> None:
@@ -66,8 +75,22 @@ class StepRows:
     def close(self) -> None:
         """Write the open row, if there is one."""
         if self._idle is not None and self._repeats:
-            self._append(f"{self._idle[0]}{self._repeats},{self._rank}")
+            self._write(f"{self._idle[0]}{self._repeats},{self._rank}")
         self._idle = None
+
+    def saved(self) -> dict[str, Any]:
+        """What later rows depend on, as JSON."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Be as when it was ``saved``."""
+        for name in _STATE:
+            value = saved[name]
+            setattr(self, name, tuple(value) if isinstance(value, list) else value)
+
+    def _write(self, row: str) -> None:
+        self.last_row = row
+        self._append(row)
 
     def _hold(self, row: str, ended: int, state: tuple[int, int]) -> None:
         """Keep the row of a step that scheduled nothing open, or add it to the one that is open."""

@@ -4,6 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+_COUNTS = (
+    *("total_blocks", "allocated", "freed", "evictions", "preemptions", "requests", "peak_held"),
+    *("_lifetime_ns", "_idle_ns", "_held_now", "_blocks_lost"),
+)
 
 
 class Totals:
@@ -43,6 +49,17 @@ class Totals:
     def lose_blocks(self) -> None:
         """What happens to blocks is no longer recorded."""
         self._blocks_lost = True
+
+    def saved(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        held = [[*key, blocks] for key, blocks in self._held.items()]
+        return {**{name: getattr(self, name) for name in _COUNTS}, "held": held}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Be as when it was ``saved``."""
+        for name in _COUNTS:
+            setattr(self, name, saved[name])
+        self._held = {(rank, pool): blocks for rank, pool, blocks in saved["held"]}
 
     def summary(self) -> str:
         """The text of kv_cache_summary.txt."""

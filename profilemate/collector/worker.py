@@ -15,6 +15,7 @@ from profilemate.format.events import Op
 from profilemate.format.folder import Folder
 
 USAGE_TABLE = "cuda_graph_usage.csv"
+CAPTURES_TABLE = "cuda_graph_captures.csv"
 
 _NO_BATCH = (None,) * 5
 _UNKNOWN = (*_NO_BATCH, "unknown", "capture", "unknown")
@@ -55,6 +56,19 @@ class Entry:
         self.launch_ns = 0
         self.gpu_ns: int | None = None
 
+    def saved(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        values = {name: getattr(self, name) for name in _COUNTS}
+        return {"description": [*self.batch, self.source, self.kind, self.part], **values}
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any]) -> Entry:
+        """The entry as it was when it was ``saved``."""
+        self = cls(saved["description"])
+        for name in _COUNTS:
+            setattr(self, name, saved[name])
+        return self
+
     def replay(self, graphs: int, launch_ns: int, gpu_ns_and_1: int, dummy: int) -> None:
         """So many of the CUDA graphs were replayed."""
         self.replayed += graphs
@@ -62,6 +76,9 @@ class Entry:
         self.launch_ns += launch_ns
         if gpu_ns_and_1:
             self.gpu_ns = (self.gpu_ns or 0) + gpu_ns_and_1 - 1
+
+
+_COUNTS = ("since_ns", "graphs", "replayed", "replayed_dummy", "launch_ns", "gpu_ns")
 
 
 class _Captures:
@@ -94,7 +111,8 @@ class Worker:
         self.content_ids = content_ids(key)
         self._origin = origin_ns
         self._timed = header.gpu_timing
-        self._captures = tables.append("cuda_graph_captures.csv")
+        self._captures = tables.append(CAPTURES_TABLE)
+        self._capture_rows: list[str] = []
         self._timeline = tables.append("cuda_graph_timeline.csv")
         self._entries = {0: Entry(_UNKNOWN)}
         self._batches: dict[int, str] = {}
@@ -116,6 +134,35 @@ class Worker:
         from now on."""
         self._misses_events = True
         self._write_captures()
+
+    def saved(self) -> dict[str, Any]:
+        """All of it between two episodes, as JSON."""
+        return {
+            "last_ns": self.last_ns,
+            "entries": [[number, entry.saved()] for number, entry in self._entries.items()],
+            "batches": [*self._batches.items()],
+            "open": [
+                [number, each.began, each.graphs, each.took_ns, each.kib]
+                for number, each in self._open.items()
+            ],
+            "capture_rows": self._capture_rows,
+            "misses_events": self._misses_events,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Be as when it was ``saved``."""
+        self.last_ns = saved["last_ns"]
+        self._entries = {number: Entry.restored(entry) for number, entry in saved["entries"]}
+        self._batches = dict(saved["batches"])
+        for number, began, *counts in saved["open"]:
+            captures = self._open[number] = _Captures(began)
+            captures.graphs, captures.took_ns, captures.kib = counts
+        self._capture_rows = saved["capture_rows"]
+        self._misses_events = saved["misses_events"]
+
+    def opening(self) -> dict[str, list[str]]:
+        """By table, rows that explain what comes now, where earlier rows are gone."""
+        return {CAPTURES_TABLE: self._capture_rows}
 
     def usage(self) -> list[tuple[tuple[Any, ...], str]]:
         """The rows of cuda_graph_usage.csv as of now, each with its sort key."""
@@ -201,12 +248,14 @@ class Worker:
         for number, captures in self._open.items():
             entry = self._entries[number]
             memory = "" if captures.kib is None else captures.kib << 10
-            self._captures(
+            row = (
                 f"{entry.cells},{self._seconds(captures.began)},"
                 f"{captures.took_ns / 1e9:.6f},{captures.graphs},{memory},"
                 f"{text_cell(entry.source)},{text_cell(entry.kind)},{self.rank},"
                 f"{text_cell(entry.part)}"
             )
+            self._capture_rows.append(row)
+            self._captures(row)
         self._open.clear()
 
     def _usage_row(self, entry: Entry) -> str:

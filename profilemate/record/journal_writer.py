@@ -41,12 +41,16 @@ class JournalWriter:
         self._fd = _out_of_the_way(fd)
         self._path = path
         info = os.fstat(self._fd)
-        self._identity = _identity(info)
+        self._identity = identity(info)
         self._is_regular = stat.S_ISREG(info.st_mode)
         # Some file systems count no links.
         self._is_linked = info.st_nlink > 0
         self._under_way: tuple[int, int] | None = None
         self._last_frames: deque[tuple[int, int]] = deque(maxlen=16)
+
+    def follow(self, before: JournalWriter) -> None:
+        """Go on counting where the journal's file before this one ended."""
+        self.events, self.given_up = before.events, before.given_up
 
     def append(self, data: bytes, events: int = 0) -> None:
         """Write all of the data, or nothing; ``events`` is how many events it holds.
@@ -145,7 +149,7 @@ class JournalWriter:
 
     def _is_journal(self, fd: int) -> bool:
         try:
-            return _identity(os.fstat(fd)) == self._identity
+            return identity(os.fstat(fd)) == self._identity
         except OSError:
             return False
 
@@ -163,7 +167,28 @@ class JournalWriter:
         self._fd = _out_of_the_way(fd)
 
 
-def _identity(info: os.stat_result) -> tuple[int, int]:
+def open_beside(path: Path, name: str, folder: tuple[int, int]) -> int:
+    """Make a file in the folder of ``path``, which must be this very ``folder``; its descriptor.
+
+    A file of that name is replaced.
+
+    Raises:
+        OSError: it cannot be made.
+
+    """
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if identity(os.fstat(parent)) != folder:
+            raise OSError(errno.ENOENT, "another folder is in its place")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=parent)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def identity(info: os.stat_result) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,16 @@ from profilemate.format.events import Columns
 from profilemate.format.journal import Kind
 from profilemate.messages import say
 from profilemate.record.encode import Event
-from profilemate.record.journal_writer import JournalWriter
+from profilemate.record.journal_writer import JournalWriter, identity, open_beside
 
 RETRY_NS = 5_000_000_000
 """How often a producer that lost its disk tries to say how much it has dropped."""
 
 SHRINKS_BYTES = 64
 """How much shorter the last frame on a full disk is than the frames that it replaces."""
+
+SPARE_BYTES = 1024
+"""What a new file holds to be given up where the disk is full by then."""
 
 STATUS_NS = 5_000_000_000
 """How often the journal gets the costs of the recording so far."""
@@ -57,8 +61,9 @@ class Costs:
 class Output:
     """One producer's journal. The file descriptor belongs to it from now on.
 
-    ``name`` is what messages call the producer, ``path`` where the journal is. ``lost`` says why
-    the journal cannot be written; it is empty as long as it can.
+    ``name`` is what messages call the producer, ``path`` where the journal's first file is; without
+    a path there is no second one. ``lost`` says why the journal cannot be written; it is empty as
+    long as it can.
     """
 
     def __init__(
@@ -68,12 +73,19 @@ class Output:
         self.lost = ""
         self._costs = costs
         self._file = JournalWriter(fd, path)
+        self._path = path
+        self._folder = None if path is None else _identity_of(path.parent)
+        self._number = 1
+        self._earlier_bytes = 0
+        self._full_at = journal.FILE_BYTES
+        self._next: JournalWriter | None = None
+        self._last_frame_at = 0
         self._has_said_lost = False
         self._written_ns = time.monotonic_ns()
         self._next_status_ns = self._written_ns + STATUS_NS
         self._next_retry_ns = 0
-        header = {**header, "since": self._written_ns}
-        self._append(journal.MAGIC + journal.frame(Kind.HEADER, _json(header)))
+        self._header = header
+        self._append(self._beginning())
         if self.lost:
             self.report_loss()
 
@@ -98,6 +110,8 @@ class Output:
                 self._file.settle()
             except OSError as error:
                 self.lost = _reason(error)
+        if self._next is not None:
+            self._settle_turn(self._next)
 
     def write(self, events: list[Event]) -> None:
         """Write the events as one frame; ``lost`` is set where the journal cannot be written.
@@ -122,6 +136,8 @@ class Output:
         if self._append(data, len(events)):
             self._costs.flushes += 1
             self._written_ns = last
+            if self._file.size >= self._full_at:
+                self._go_on_in_next()
 
     def status(self, changes: dict[str, Any]) -> None:
         """Write what changed about the producer, where the journal can be written."""
@@ -164,8 +180,54 @@ class Output:
             "hook_ns": self._costs.hook_ns,
             "writing_ns": self._costs.writing_ns,
             "bytes": self._file.size,
+            "earlier_bytes": self._earlier_bytes,
         }
         return journal.frame(kind, _json(changes | costs))
+
+    def _beginning(self) -> bytes:
+        header = {**self._header, "since": self._written_ns}
+        return journal.MAGIC + journal.frame(Kind.HEADER, _json(header))
+
+    def _go_on_in_next(self) -> None:
+        """The file is full. Where no other can be made, it goes on, and another try follows."""
+        self._full_at = self._file.size + journal.FILE_BYTES
+        with contextlib.suppress(OSError):
+            file = self._made_next()
+            if file is not None:
+                self._last_frame_at, self._next = self._file.size, file
+                self._append(self._frame(Kind.STATUS, {"next": self._number + 1}))
+                self.settle()
+
+    def _made_next(self) -> JournalWriter | None:
+        """The next file, with a header and a frame that can be given up."""
+        if self._path is None or self._folder is None:
+            return None
+        producer = self._path.stem
+        path = self._path.with_name(journal.file_name(producer, self._number + 1))
+        file = JournalWriter(open_beside(path, path.name, self._folder), path)
+        try:
+            file.follow(self._file)
+            file.append(self._beginning())
+            spare = {"bytes": file.size, "spare": " " * SPARE_BYTES}
+            file.append(journal.frame(Kind.STATUS, _json(spare)))
+        except OSError:
+            file.close()
+            raise
+        return file
+
+    def _settle_turn(self, file: JournalWriter) -> None:
+        """Whoever reads the frame that names the next file goes on there. So it is used from then
+        on, and not before, whatever interrupted the turn."""
+        if self._file.size == self._last_frame_at:
+            self._next = None
+            file.close()
+            return
+        full = self._file
+        self._full_at = journal.FILE_BYTES
+        number, earlier = self._number + 1, self._earlier_bytes + full.size
+        # In one line, so that nothing can come between.
+        self._file, self._next, self._number, self._earlier_bytes = file, None, number, earlier
+        full.close()
 
     def _append(self, data: bytes, events: int = 0) -> bool:
         try:
@@ -191,6 +253,13 @@ class Output:
         # A reader sees that a frame was replaced by the file having become shorter.
         spare = SHRINKS_BYTES if kind is Kind.STATUS else 0
         file.put_last(self._frame(kind, {**changes, "spare": " " * spare}))
+
+
+def _identity_of(folder: Path) -> tuple[int, int] | None:
+    try:
+        return identity(os.stat(folder))
+    except OSError:
+        return None
 
 
 def _reason(error: OSError) -> str:

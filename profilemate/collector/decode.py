@@ -7,6 +7,7 @@ import struct
 from array import array
 from collections.abc import Callable
 from itertools import accumulate, islice, pairwise
+from operator import mul
 from typing import Any, NamedTuple
 
 from profilemate.format.events import (
@@ -228,6 +229,26 @@ def span(payload: bytes) -> tuple[int, int]:
     except (ValueError, struct.error) as error:
         raise DecodeError(f"events frame: {error}") from None
     return since, last if width == 8 else whole_times([last], since)[0]
+
+
+_WITH_BLOB = frozenset((Op.REQUEST, Op.GRAPH, Op.BATCH))
+
+
+def may_begin(begun: bytes, length: int) -> bool:
+    """Whether an events frame of this length may begin like this, as far as it is there."""
+    if len(begun) < FRAME.size:
+        return True
+    if not is_head(begun):
+        return False
+    _, num_ops, *counts, num_hashes, num_from_blocks, codes = FRAME.unpack_from(begun)
+    ops = begun[FRAME.size : FRAME.size + num_ops]
+    widths = [array(code).itemsize for code in codes.decode()]
+    columns = sum(map(mul, counts, widths)) + num_ops + num_hashes * HASH_BYTES
+    left = length - FRAME.size - columns
+    if left < 0 or num_from_blocks > counts[2]:
+        return False
+    has_blob = not _WITH_BLOB.isdisjoint(ops.translate(_WITHOUT_POOL))
+    return left == 0 or has_blob or len(ops) < num_ops
 
 
 def episodes(

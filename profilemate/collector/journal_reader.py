@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from profilemate.collector.decode import may_begin
 from profilemate.format.errors import SessionError
 from profilemate.format.events import FRAME as EVENTS_HEAD
 from profilemate.format.events import is_head
@@ -88,6 +89,16 @@ class JournalReader:
         """How long nothing has been written; infinite for a file that was removed."""
         info = os.fstat(self._fd)
         return time.time() - info.st_mtime if info.st_nlink else math.inf
+
+    @property
+    def torn_since(self) -> int | None:
+        """The time that the torn frame of events at ``offset`` gives for the frame before it; None
+        where there is no such frame, or not so much of it."""
+        begun = os.pread(self._fd, HEAD.size + EVENTS_HEAD.size, self.offset)
+        if len(begun) < HEAD.size + EVENTS_HEAD.size or HEAD.unpack_from(begun)[2] != Kind.EVENTS:
+            return None
+        since: int = EVENTS_HEAD.unpack_from(begun, HEAD.size)[0]
+        return since
 
     @property
     def unread(self) -> int:
@@ -177,11 +188,12 @@ class JournalReader:
         there = self.unread - HEAD.size
         if not (0 < kind <= _MAX_KIND and there < length <= MAX_PAYLOAD):
             return False
-        if kind in (Kind.HEADER, Kind.STATUS, Kind.END):
+        payload = os.pread(self._fd, _WINDOW_BYTES, self.offset + HEAD.size)
+        if kind in (Kind.HEADER, Kind.STATUS, Kind.END) and b"\0" in payload:
             # JSON has no NUL, and what follows it has.
-            text = os.pread(self._fd, _WINDOW_BYTES, self.offset + HEAD.size)
-            if b"\0" in text:
-                return False
+            return False
+        if kind == Kind.EVENTS and not may_begin(payload, length):
+            return False
         # If all of the payload is there, its length is what was damaged.
         whole: bool = self._checksum_at(self.offset + HEAD.size, there, kind) == checksum
         return not whole

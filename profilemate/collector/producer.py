@@ -149,6 +149,8 @@ class Producer:
         """Nothing more comes."""
         if self.ended_well and self._reader.unread:
             self._has_problem(f"{self._reader.unread:,} bytes lie behind its end")
+        elif not self._chain.may_precede(self._reader.torn_since):
+            self._has_problem(f"events are missing before byte {self._reader.offset:,}")
         if self.state is not None:
             try:
                 self.state.close()

@@ -214,8 +214,8 @@ def _is_random(text: str) -> bool:
     """Whether a part of this path has digits and letters as nobody names a model."""
     if _RANDOM.search(text):
         return True
-    # Random characters may have a slash among them, and nothing else as names of folders have it.
-    parts = [text] if text.replace("/", "").isalnum() else text.split("/")
+    # Random characters may have slashes among them, and nothing else as names of folders have it.
+    parts = [text] if re.sub("[/ ]", "", text).isalnum() else text.split("/")
     parts = [re.sub(r"[^A-Za-z0-9]", "", part) for part in parts]
     return any(
         len(part) >= SHORTEST_RANDOM

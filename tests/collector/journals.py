@@ -40,8 +40,9 @@ class Journal:
         self._origin = place.founding.origin_ns
         # No process with this number began at boot.
         process = {"pid": os.getpid(), "start": "0", "hooks": [], "versions": {"vllm": "0.33.0"}}
-        # It begins when the session does, before all of its events.
-        with patch("time.monotonic_ns", return_value=self._origin):
+        # It begins when the session does, before all of its events. No two begin in the very same
+        # nanosecond.
+        with patch("time.monotonic_ns", return_value=self._origin + header["rank"]):
             self.recorder = Recorder(place.fd, {**process, **header}, name)
         self.keep = self.recorder.keep
 

@@ -171,6 +171,24 @@ def test_last_frame_of_a_killed_process(tmp_path: Path) -> None:
     )
 
 
+def test_frames_that_are_missing_before_a_torn_one(tmp_path: Path) -> None:
+    """It gives the time of the last event before it."""
+    journal = worker(tmp_path)
+    data = journal.path.read_bytes()
+    begin, torn = at_frame(data, 8), at_frame(data, 10)
+    tables = completed(journal, data[:begin] + data[torn : torn + HEAD + FRAME.size + 3])
+    assert problem(tables) == f"events are missing before byte {begin:,}"
+
+
+def test_torn_frame_whose_columns_have_another_length(tmp_path: Path) -> None:
+    journal = worker(tmp_path)
+    data = journal.path.read_bytes()
+    begin = at_frame(data, 8)
+    head = (1 << 20).to_bytes(4, "little") + data[begin + 4 : begin + HEAD + FRAME.size + 3]
+    tables = completed(journal, data[:begin] + head + random.Random(1).randbytes(500))
+    assert f"at byte {begin:,} are damaged" in problem(tables)
+
+
 def test_length_of_the_last_frame(tmp_path: Path) -> None:
     """It asks for more than there is, as a torn frame does; but nothing is missing."""
     journal = worker(tmp_path)

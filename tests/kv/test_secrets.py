@@ -142,6 +142,12 @@ BEFORE = (
 )
 
 
+def test_random_characters_with_a_word_before_them() -> None:
+    """They may have slashes among them, as paths do."""
+    key = "Vr1K9AK4PC/o8BJJxHEfdJ9YK/iHd0f5V5CH4udL"
+    assert redact(["vllm", "serve", "--model", f"tokenBearer {key}"])[-1] == "***"
+
+
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_no_spelling_of_a_secret_stays(spelling: str) -> None:
     for before in BEFORE:

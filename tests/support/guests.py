@@ -8,6 +8,7 @@ partial on a class, know it from elsewhere.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from types import MethodType
@@ -185,11 +186,15 @@ class Guests:
         """Put one on a class. ``known`` returns the object where the form does not get it."""
         before = vars(owner).get(name)
         inherited = getattr(owner, name)
-        standing = before if before is not None else inherited
+        standing = inspect.getattr_static(owner, name)
 
         def counted(this: Any, *args: Any, **kwargs: Any) -> Any:
             self.calls[name] += 1
-            return standing(this, *args, **kwargs)
+            # Another tool may have put there what Python does not bind to the object.
+            bind = getattr(type(standing), "__get__", None)
+            if bind is None:
+                return standing(*args, **kwargs)
+            return bind(standing, this, type(this))(*args, **kwargs)
 
         def alone(*args: Any, **kwargs: Any) -> Any:
             return counted(known(), *args, **kwargs)

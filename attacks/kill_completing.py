@@ -30,7 +30,7 @@ from attacks.watching import watch_schedulers
 from profilemate import ROOT, collector
 from profilemate.collector.__main__ import _follow
 from profilemate.collector.completing import complete
-from profilemate.collector.follow import Follower
+from profilemate.collector.follower import Follower
 from profilemate.format.errors import SessionError
 from profilemate.format.journal import Kind, frame
 from tests.kv.children import Child, Say, processes_with

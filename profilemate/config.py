@@ -13,6 +13,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from profilemate.format.keep import read_keep
+
 SWITCH = "VLLM_PROFILING"
 ENABLE_SWITCH = "VLLM_ENABLE_PROFILING"
 """Means the same as ``SWITCH``: either of them switches profiling off."""
@@ -22,7 +24,11 @@ SESSION = "VLLM_PROFILING_SESSION"
 FAILED = "VLLM_PROFILING_FAILED"
 GPU_TIMING = "VLLM_PROFILING_GPU_TIMING"
 GPU_INTERVAL = "VLLM_PROFILING_GPU_INTERVAL"
-NAMES = (SWITCH, ENABLE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED, GPU_TIMING, GPU_INTERVAL)
+KEEP = "VLLM_PROFILING_KEEP"
+NAMES = (
+    *(SWITCH, ENABLE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED, GPU_TIMING, GPU_INTERVAL),
+    KEEP,
+)
 
 DEFAULT_GPU_INTERVAL_SEC = 1.0
 LONGEST_INTERVAL_SEC = 86_400.0
@@ -55,6 +61,8 @@ class Config:
     """Whether to measure how long replays of CUDA graphs take on the GPU."""
     gpu_interval_sec: float
     """Seconds between two samples of GPU memory; 0: none are taken."""
+    keep: str
+    """How much of a session is kept, as ``profilemate.format.keep`` reads it."""
     problems: tuple[str, ...]
     """One line for each value that was not understood."""
 
@@ -121,6 +129,16 @@ def read(environ: Mapping[str, str]) -> Config:
             return ""
         return value if value.strip() else ""
 
+    def keep(name: str) -> str:
+        value = environ.get(name, "")
+        if read_keep(value) is not None:
+            return value
+        problems.append(
+            f"{name}={shortened(value, LONGEST_SHOWN)} is not understood (a size as 5GB, a time as "
+            "6h, both as 5GB,6h, or all); the default is used: 2GB, at most a tenth of what is free"
+        )
+        return ""
+
     failed = tuple(filter(None, environ.get(FAILED, "").split(",")))
     switched_on = [switch(SWITCH, True), switch(ENABLE_SWITCH, True)]
     return Config(
@@ -131,6 +149,7 @@ def read(environ: Mapping[str, str]) -> Config:
         failed=failed,
         gpu_timing=switch(GPU_TIMING, False),
         gpu_interval_sec=seconds(GPU_INTERVAL, DEFAULT_GPU_INTERVAL_SEC),
+        keep=keep(KEEP),
         problems=tuple(problems),
     )
 

@@ -60,7 +60,7 @@ class Chain:
 
     def may_precede(self, since: int | None) -> bool:
         """Whether a frame that gives this time may come next; None: it gives none."""
-        return since is None or self._last in (None, since) or self._held is not None
+        return since is None or self.last in (None, since) or self._held is not None
 
     def _follow(self, since: int, last: int) -> None:
         self._held, self._since, self.last = None, since, last

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from profilemate.collector import gpu_memory, leftovers
-from profilemate.collector.follow import Follower
+from profilemate.collector import gpu_memory, leftovers, segments
+from profilemate.collector.follower import Follower
 from profilemate.collector.lock import Lock
 from profilemate.collector.tables import COLUMNS, cut_torn_row, whole_rows
 from profilemate.format.errors import SessionError
@@ -85,10 +85,12 @@ def _complete(session: Folder, journals: Folder, name: str, progress: Progress |
         session.make_folder(scratch_name)
         with session.folder(scratch_name) as scratch:
             follower = Follower(session, scratch, journals=journals)
+            follower.resume()
             if not _read_all(follower, progress):
                 return False
             shorter = _shorter(session, scratch)
             if shorter is None:
+                follower.segments.clear()
                 _put_in_place(scratch, session)
     finally:
         with contextlib.suppress(OSError, SessionError):
@@ -120,7 +122,7 @@ def _read_all(follower: Follower, progress: Progress | None) -> bool:
         follower.apply(min(bounds, default=None))
         follower.tables.flush()
         if progress is not None:
-            progress(sum(p.position for p in follower.producers.values()), total)
+            progress(follower.position, total)
     if follower.alive or not follower.retire():
         return False
     follower.close()
@@ -130,7 +132,8 @@ def _read_all(follower: Follower, progress: Progress | None) -> bool:
 def _shorter(session: Folder, scratch: Folder) -> str | None:
     """Which table would lose whole rows, and how many it has; None where none would."""
     for table in COLUMNS:
-        before, after = whole_rows(session, table), whole_rows(scratch, table)
+        before = whole_rows(session, table) + segments.rows_being_closed(session, table)
+        after = whole_rows(scratch, table)
         if before > after and table != gpu_memory.TABLE:
             return f"{after:,} of the {before:,} rows of {table}"
     return None

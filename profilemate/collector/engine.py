@@ -222,9 +222,9 @@ class Engine:
         pool = self._pools[number]
         handed_out = list(self._by_owner(number, parts))
         cell, group, _ = handed_out[0] if handed_out else ("", 0, [])
-        owner = parts[0][0] if parts else NOBODY
-        if owner != NOBODY and owner[0] in self._requests:
-            self._requests[owner[0]].gets("allocate", len(blocks), time)
+        first = self._requests.get(parts[0][0][0]) if parts else None
+        if first is not None:
+            first.gets("allocate", len(blocks), time)
         evicted = self._rows.evicted(pool.evict(blocks), time, "reallocated", cell, number)
         for owner, in_group, part in handed_out:
             pool.allocate(part, owner, in_group, time)

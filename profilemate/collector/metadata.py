@@ -12,6 +12,7 @@ from profilemate.collector import gpu_facts
 from profilemate.collector.engine import Engine
 from profilemate.collector.gpu_memory import Sampling
 from profilemate.collector.producer import Producer
+from profilemate.collector.segments import Segments
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
@@ -31,6 +32,7 @@ def write(
     totals: Totals,
     sampling: Sampling,
     *,
+    segments: Segments,
     ended: bool,
     lag_sec: float | None = None,
 ) -> None:
@@ -43,11 +45,12 @@ def write(
         tables: the tables.
         totals: the session's totals.
         sampling: how GPU memory was sampled.
+        segments: the closed parts of the tables.
         ended: every producer is gone, and all that it wrote is in the tables.
         lag_sec: the longest that an event took to reach its table; None where not followed.
 
     """
-    content = _metadata(founding, producers, tables, sampling, ended, lag_sec)
+    content = _metadata(founding, producers, tables, sampling, segments, ended, lag_sec)
     if totals.total_blocks:
         folder.write(SUMMARY_FILE, totals.summary().encode())
     folder.write(METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n")
@@ -58,6 +61,7 @@ def _metadata(
     producers: Sequence[Producer],
     tables: Tables,
     sampling: Sampling,
+    segments: Segments,
     ended: bool,
     lag_sec: float | None,
 ) -> dict[str, Any]:
@@ -80,6 +84,8 @@ def _metadata(
         "duration_sec": round(seconds, 6),
         "complete": ended and not dropped and not failed,
         "dropped_events": dropped,
+        "segments": len(segments.closed),
+        "window": _window(segments),
         "host": founding.host,
         "argv": founding.argv,
         "versions": either.get("versions", {}),
@@ -101,7 +107,9 @@ def _metadata(
             "hook_sec": sum(p.status.get("hook_ns", 0) for p in producers) / 1e9,
             "writing_sec": sum(p.status.get("writing_ns", 0) for p in producers) / 1e9,
             "writes": sum(p.status.get("flushes", 0) for p in producers),
-            "journal_bytes": sum(p.status.get("bytes", 0) for p in producers),
+            "journal_bytes": sum(
+                p.status.get("bytes", 0) + p.status.get("earlier_bytes", 0) for p in producers
+            ),
             "table_bytes": tables.bytes_written,
             "collector_lag_sec": lag_sec,
             "rows_dropped": 0,
@@ -116,6 +124,17 @@ def _parallel(engines: Sequence[Producer]) -> dict[str, Any] | None:
         return None
     ranks = max(int(producer.header["rank"]) for producer in engines) + 1
     return {**stated, "data": max(ranks, stated.get("data") or 1)}
+
+
+def _window(segments: Segments) -> dict[str, Any] | None:
+    """What is left of the run; None where all of it is."""
+    if segments.window_sec is None:
+        return None
+    return {
+        "begin_sec": segments.window_sec,
+        "removed_segments": segments.removed,
+        "removed_bytes": segments.removed_bytes,
+    }
 
 
 def _process(producer: Producer, ended: bool) -> dict[str, Any]:

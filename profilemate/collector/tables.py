@@ -59,13 +59,14 @@ Extend = Callable[[Iterable[str]], None]
 class Tables:
     """Tables in one folder, each made when its first row comes.
 
-    Rows wait for ``flush``. A table's ``append`` takes a whole row without its line end, or several
+    ``bytes_written`` counts all bytes, ``open_bytes`` those of the files that are here. Rows wait for ``flush``. A table's ``append`` takes a whole row without its line end, or several
     with line ends between them.
     """
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.bytes_written = 0
+        self.open_bytes = 0
         self._rows: dict[str, list[str]] = {name: [] for name in COLUMNS}
         self._fds: dict[str, int] = {}
 
@@ -90,6 +91,38 @@ class Tables:
                 self._write(table, "\n".join(rows).encode("utf-8", "backslashreplace"))
                 rows.clear()
 
+    def cut(self, closing: Folder) -> None:
+        """Move all files into another folder; rows that follow make new ones.
+
+        Raises:
+            OSError: they cannot be moved; then they are here.
+
+        """
+        self.flush()
+        moved: list[str] = []
+        try:
+            for table in self._fds:
+                self.folder.rename(table, table, closing)
+                moved.append(table)
+        except OSError:
+            for table in moved:
+                closing.rename(table, table, self.folder)
+            raise
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+        self.open_bytes = 0
+
+    def begin_anew(self, kept: str) -> None:
+        """Remove the files that are here, whose rows come again, but for the table ``kept``, which
+        goes on."""
+        for table in COLUMNS:
+            if table != kept:
+                self.folder.remove(table)
+        cut_torn_row(self.folder, kept)
+        if self.folder.has(kept):
+            self._fds[kept] = self.folder.open(kept, os.O_WRONLY | os.O_APPEND)
+
     def close(self) -> None:
         """Write what is left and close the files."""
         self.flush()
@@ -109,6 +142,7 @@ class Tables:
         while view:
             view = view[os.write(fd, view) :]
         self.bytes_written += len(data)
+        self.open_bytes += len(data)
 
 
 def text_cell(text: str) -> str:

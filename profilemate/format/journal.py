@@ -60,7 +60,7 @@ def file_name(producer: str, number: int) -> str:
 def parse_name(name: str) -> tuple[str, int] | None:
     """The producer and the number of a journal file; None where it is none.
 
-    >>> parse_name("engine0.0002.journal"), parse_name("engine0.journal"), parse_name("session.json")
+    >>> parse_name("engine0.0002.journal"), parse_name("engine0.journal"), parse_name("x.json")
     (('engine0', 2), ('engine0', 1), None)
     """
     match = _NAME.fullmatch(name)

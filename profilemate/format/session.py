@@ -20,6 +20,8 @@ FOUNDING_FILE = "session.json"
 CLOSED_FILE = "closed.json"
 """The founding file's name from the moment that no process may join any more."""
 METADATA_FILE = "metadata.json"
+SEGMENTS_FOLDER = "segments"
+"""What earlier parts of the tables are closed in."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Founding:
     key: bytes
     """The secret behind content and prefix ids; removed when the tables are complete."""
     argv: list[str]
+    keep: str = ""
+    """VLLM_PROFILING_KEEP: how much of the tables is kept."""
 
 
 def read_founding(journals: Folder) -> Founding:

@@ -42,7 +42,7 @@ def open_journal(
     }
     recorder = None
     name = ensure_name(os.environ)
-    place = claim(settings.directory, name, f"{producer}{rank}")
+    place = claim(settings.directory, name, f"{producer}{rank}", settings.keep)
     try:
         recorder = Recorder(place.fd, header, f"{producer} {rank}", pause_sec, place.journal)
         if recorder.active:

@@ -64,8 +64,9 @@ def is_name(text: str) -> bool:
     return fits and re.fullmatch(r"session_[\w.-]+", text, re.ASCII) is not None
 
 
-def claim(base: Path, name: str, producer: str) -> Place:
-    """Open the journal of ``producer`` in the session ``name`` under ``base``.
+def claim(base: Path, name: str, producer: str, keep: str = "") -> Place:
+    """Open the journal of ``producer`` in the session ``name`` under ``base``, of which so much is
+    to be kept.
 
     Where that producer's journal exists already, or the session is closed, a new session with a
     numbered name is opened instead.
@@ -79,7 +80,7 @@ def claim(base: Path, name: str, producer: str) -> Place:
         with Folder.anyones(base) as sessions:
             for number in range(1, 1000):
                 attempt = name if number == 1 else f"{name}_{number}"
-                place = _claim_in(sessions, attempt, producer)
+                place = _claim_in(sessions, attempt, producer, keep)
                 if place is not None:
                     return place
     except OSError as error:
@@ -117,7 +118,7 @@ def _make_parents(folder: Path) -> None:
             folder.mkdir(mode=0o755)
 
 
-def _claim_in(sessions: Folder, session_id: str, producer: str) -> Place | None:
+def _claim_in(sessions: Folder, session_id: str, producer: str, keep: str) -> Place | None:
     """The place in this very session, or None where it is taken or closed."""
     is_new = _make(sessions, session_id)
     with sessions.folder(session_id) as session:
@@ -132,7 +133,7 @@ def _claim_in(sessions: Folder, session_id: str, producer: str) -> Place | None:
         except FileNotFoundError:
             return None
         with journals:
-            return _join(session, journals, session_id, producer)
+            return _join(session, journals, session_id, producer, keep)
 
 
 def _make(sessions: Folder, session_id: str) -> bool:
@@ -144,9 +145,11 @@ def _make(sessions: Folder, session_id: str) -> bool:
     return True
 
 
-def _join(session: Folder, journals: Folder, session_id: str, producer: str) -> Place | None:
+def _join(
+    session: Folder, journals: Folder, session_id: str, producer: str, keep: str
+) -> Place | None:
     """Make the producer's journal, or None where there is one or the session is closed."""
-    founding = _found(journals, session_id)
+    founding = _found(journals, session_id, keep)
     if founding is None or founding.host != platform.node():
         return None
     name = f"{producer}.journal"
@@ -163,7 +166,7 @@ def _join(session: Folder, journals: Folder, session_id: str, producer: str) -> 
     return Place(session.path, journals.path / name, fd, founding)
 
 
-def _found(journals: Folder, session_id: str) -> Founding | None:
+def _found(journals: Folder, session_id: str, keep: str) -> Founding | None:
     """The session's founding, made if there is none; None where the session is closed."""
     if journals.has(CLOSED_FILE):
         return None
@@ -175,6 +178,7 @@ def _found(journals: Folder, session_id: str) -> Founding | None:
             "started_at": time.time(),
             "key": os.urandom(32).hex(),
             "argv": redact(root_argv(session_id)),
+            "keep": keep,
         }
         try:
             journals.write(FOUNDING_FILE, json.dumps(founding).encode(), replace=False)

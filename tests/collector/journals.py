@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from profilemate.collector.follow import Follower
+from profilemate.collector.follower import Follower
 from profilemate.format.events import Op
 from profilemate.record import encode
 from profilemate.record.claim import claim

@@ -16,7 +16,8 @@ import pytest
 
 from analysis import open_session
 from profilemate import collector
-from profilemate.collector.follow import Follower, follow
+from profilemate.collector.follow import follow
+from profilemate.collector.follower import Follower
 from profilemate.format import collecting
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder

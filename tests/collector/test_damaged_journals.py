@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilemate import collector
-from profilemate.collector.follow import Follower
+from profilemate.collector.follower import Follower
 from profilemate.format.events import FRAME, Op
 from profilemate.format.journal import MAGIC, Kind, frame
 from profilemate.record import encode

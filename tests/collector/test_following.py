@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilemate import collector
-from profilemate.collector.follow import Follower
+from profilemate.collector.follower import Follower
 from profilemate.format.journal import MAGIC
 from tests.collector.journals import (
     CAPTURES,

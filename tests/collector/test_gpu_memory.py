@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from profilemate.collector import gpu_memory
-from profilemate.collector.follow import Follower
+from profilemate.collector.follower import Follower
 from profilemate.collector.gpu_memory import Sampler
 from profilemate.format import processes
 from tests.collector.journals import MEMORY, WorkerJournal, metadata, rows

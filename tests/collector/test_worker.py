@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profilemate import collector
-from profilemate.collector.follow import Follower
+from profilemate.collector.follower import Follower
 from tests.collector.journals import (
     CAPTURES,
     TIMELINE,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from profilemate import messages
-from profilemate.collector.follow import Follower
+from profilemate.collector.follower import Follower
 from profilemate.record import launch, recorder
 from profilemate.record.writer import Writer
 from tests.support.oracle import Oracle

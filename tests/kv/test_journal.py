@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from profilemate import collector
 from profilemate.collector import producer
-from profilemate.collector.follow import Follower
+from profilemate.collector.follower import Follower
 from profilemate.format import processes
 from profilemate.format.errors import SessionError
 from profilemate.format.journal import MAGIC, Kind, frame

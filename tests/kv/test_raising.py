@@ -136,7 +136,7 @@ def test_an_error_at_any_line_that_writes(places: list[Place], tmp_path: Path, w
         (Columns, "pack"),
         (JournalWriter, "append"),
         (JournalWriter, "settle"),
-        (journal_writer, "_identity"),
+        (journal_writer, "identity"),
         (output, "_json"),
         (Output, "write"),
         (Output, "status"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from profilemate import collector
-from profilemate.collector.follow import Follower
+from profilemate.collector.follower import Follower
 from profilemate.format.errors import SessionError
 from profilemate.format.events import Op
 from profilemate.hooks.kv import block_pool, facts, steps

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When does a segment of the tables end, and which ones are kept?"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from profilemate.collector.follower import Follower
+from profilemate.format.keep import OF_FREE, Keep
+
+SEGMENT_BYTES = 64 << 20
+"""A segment ends when its tables have so many bytes, before they are compressed."""
+
+SEGMENTS_KEPT = 8
+"""Where less than this many segments of that size may be kept, they are smaller."""
+
+LEAST_BYTES = 1 << 20
+
+SEGMENT_SEC = 3600.0
+"""A segment ends after so long, if anything is in it."""
+
+JOURNAL_BYTES = 32 << 20
+"""A segment ends when so much has been read of the journals, which a collector that dies has to
+read again."""
+
+RETRY_SEC = 10.0
+"""How long to wait where a segment could not be closed."""
+
+
+class Rotation:
+    """Ends segments, and removes the oldest ones beyond what is to be kept."""
+
+    def __init__(self, follower: Follower, keep: Keep) -> None:
+        self._follower = follower
+        self._segments = follower.segments
+        self._keep = keep
+        self._began = time.monotonic()
+        self._read_before = follower.position
+        self._next_try = 0.0
+
+    def turn(self, applied_ns: int) -> None:
+        """Do what is due. All episodes up to ``applied_ns`` have been applied, and no later one.
+
+        Raises:
+            OSError: the folder is gone.
+
+        """
+        segments, now = self._segments, time.monotonic()
+        if segments.poll():
+            self._follower.drop_read_journals()
+            self.remove_old()
+        if now < self._next_try:
+            return
+        if segments.problem is not None:
+            self._next_try = now + RETRY_SEC
+            segments.retry()
+        elif not segments.is_closing and self._is_due(now) and self._follower.can_be_saved:
+            try:
+                self._follower.cut(applied_ns)
+            except OSError:
+                self._next_try = now + RETRY_SEC
+                return
+            self._began, self._read_before = now, self._follower.position
+
+    def remove_old(self) -> None:
+        """Remove the oldest segments beyond what is to be kept. The last one always stays: it has
+        the state from which everything goes on."""
+        segments, keep = self._segments, self._keep
+        oldest = -1.0
+        if keep.most_sec is not None:
+            oldest = self._follower.seconds(time.monotonic_ns()) - keep.most_sec
+        while len(segments.closed) > 1 and (
+            segments.closed[0].end_sec < oldest or self._size() > self._most_bytes()
+        ):
+            segments.remove_first()
+
+    def _is_due(self, now: float) -> bool:
+        tables = self._follower.tables
+        if not tables.open_bytes:
+            return False
+        most = max(LEAST_BYTES, min(SEGMENT_BYTES, self._most_bytes() / SEGMENTS_KEPT))
+        return (
+            tables.open_bytes >= most
+            or now - self._began >= SEGMENT_SEC
+            or self._follower.position - self._read_before >= JOURNAL_BYTES
+        )
+
+    def _size(self) -> int:
+        follower = self._follower
+        return self._segments.size + follower.tables.open_bytes + follower.size
+
+    def _most_bytes(self) -> float:
+        most = float("inf") if self._keep.most_bytes is None else self._keep.most_bytes
+        if self._keep.of_free:
+            disk = os.fstatvfs(self._follower.folder.fd)
+            most = min(most, (disk.f_bavail * disk.f_frsize + self._size()) / OF_FREE)
+        return most

@@ -128,12 +128,13 @@ def _parallel(engines: Sequence[Producer]) -> dict[str, Any] | None:
 
 def _window(segments: Segments) -> dict[str, Any] | None:
     """What is left of the run; None where all of it is."""
-    if segments.window_sec is None:
+    first = segments.window
+    if first is None:
         return None
     return {
-        "begin_sec": segments.window_sec,
-        "removed_segments": segments.removed,
-        "removed_bytes": segments.removed_bytes,
+        "begin_sec": first.begin_sec,
+        "removed_segments": first.number - 1,
+        "removed_bytes": first.before_bytes,
     }
 
 

@@ -182,7 +182,8 @@ class Producer:
             "starts": [start for start in self._reader.starts if start < place.offset],
             "header": self.header,
             "status": self.status,
-            "ended_well": self.ended_well,
+            # Its end has been read again by then, if it lies behind what is applied.
+            "ended_well": self.ended_well and not self._unapplied,
             "problems": self._problems,
             "more_problems": self._more_problems,
             "state": self.state.saved(),

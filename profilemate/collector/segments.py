@@ -4,8 +4,8 @@
 A segment is what all tables have between two moments. At its end the open files move into a folder
 of their own, and a thread compresses them; meanwhile new rows make new files. The closed segment
 appears in one rename, with the state of everything at its end. From then on the journals' files
-that led to it are not needed: who goes on from that state comes to the same tables. So a kill at any
-moment leaves the last closed segment, and the journals of what follows it.
+that led to it are not needed: who goes on from that state comes to the same tables. So a kill at
+any moment leaves the last closed segment, and the journals of what follows it.
 """
 
 from __future__ import annotations
@@ -44,29 +44,26 @@ _PART_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Closed:
-    """A closed segment: when it ends, in seconds of the session, and the bytes of its files, as
-    they are and as they were before they were compressed."""
+    """A closed segment: when it begins and ends, in seconds of the session, and the bytes of its
+    files. ``plain_bytes`` are those before compression, ``before_bytes`` the same of all segments
+    before it."""
 
     number: int
+    begin_sec: float
     end_sec: float
     size: int
     plain_bytes: int
+    before_bytes: int
 
 
 class Segments:
     """The closed segments of one session. ``closed`` has those that are there, the first one first.
 
-    ``begin_sec`` is where the open segment begins, and ``removed_bytes`` is how much of the tables
-    is gone, before compression. ``problem`` says why the last one could not be closed; None where
-    it could.
+    ``problem`` says why the last one could not be closed; None where it could.
     """
 
     def __init__(self, session: Folder) -> None:
         self.closed: list[Closed] = []
-        self.begin_sec = 0.0
-        self.window_sec: float | None = None
-        self.removed = 0
-        self.removed_bytes = 0
         self.problem: str | None = None
         self._session = session
         self._opening: Mapping[str, Sequence[str]] = {}
@@ -78,6 +75,11 @@ class Segments:
     def number(self) -> int:
         """The open segment's."""
         return self.closed[-1].number + 1 if self.closed else 1
+
+    @property
+    def window(self) -> Closed | None:
+        """The first segment, where those before it are gone; None where none is."""
+        return self.closed[0] if self.closed and self.closed[0].number > 1 else None
 
     @property
     def size(self) -> int:
@@ -106,12 +108,6 @@ class Segments:
             except (OSError, ValueError, LookupError, TypeError) as error:
                 raise SessionError(f"{here.path} cannot be read: {error}") from None
             self.closed = [_closed(index) for index in indexes]
-            window = saved["window"]
-            self.window_sec, self.removed_bytes = window["begin_sec"], window["removed_bytes"]
-            self.removed = numbers[0] - 1
-            if numbers[0] > 1:
-                self.window_sec = indexes[0]["begin_sec"]
-            self.begin_sec = self.closed[-1].end_sec
             self._opening = saved["opening"]
             state: dict[str, Any] = saved["state"]
             return state
@@ -149,8 +145,8 @@ class Segments:
 
         """
         number = self.number
-        window = {"begin_sec": self.window_sec, "removed_bytes": self.removed_bytes}
-        checkpoint = json.dumps({"state": saved, "opening": opening, "window": window})
+        last = self.closed[-1] if self.closed else Closed(0, 0.0, 0.0, 0, 0, 0)
+        checkpoint = json.dumps({"state": saved, "opening": opening})
         if not self._session.has_folder(SEGMENTS_FOLDER):
             self._session.make_folder(SEGMENTS_FOLDER)
         name = f"{_CLOSING}{number:04}"
@@ -161,12 +157,12 @@ class Segments:
         index = {
             "format_version": FORMAT_VERSION,
             "segment": number,
-            "begin_sec": self.begin_sec,
+            "begin_sec": last.end_sec,
             "end_sec": end_sec,
+            "before_bytes": last.before_bytes + last.plain_bytes,
         }
         self._close_in_thread(index, checkpoint.encode(), self._opening)
         self._opening = opening
-        self.begin_sec = end_sec
 
     def _close_in_thread(
         self, index: dict[str, Any], checkpoint: bytes, opening: Mapping[str, Sequence[str]]
@@ -214,8 +210,6 @@ class Segments:
             gone = f"{_GONE}{first.number:04}"
             here.rename(f"{first.number:04}", gone)
             self.closed = rest
-            self.removed, self.window_sec = first.number, first.end_sec
-            self.removed_bytes += first.plain_bytes
             here.remove_folder(gone)
 
 
@@ -246,7 +240,14 @@ def _closed(index: Mapping[str, Any]) -> Closed:
     tables = index["tables"].values()
     size = sum(each["bytes"] for each in tables)
     plain = sum(each["plain_bytes"] for each in tables)
-    return Closed(index["segment"], index["end_sec"], size, plain)
+    return Closed(
+        number=index["segment"],
+        begin_sec=index["begin_sec"],
+        end_sec=index["end_sec"],
+        size=size,
+        plain_bytes=plain,
+        before_bytes=index["before_bytes"],
+    )
 
 
 def _put_back(closing: Folder, session: Folder) -> None:

@@ -59,8 +59,9 @@ Extend = Callable[[Iterable[str]], None]
 class Tables:
     """Tables in one folder, each made when its first row comes.
 
-    ``bytes_written`` counts all bytes, ``open_bytes`` those of the files that are here. Rows wait for ``flush``. A table's ``append`` takes a whole row without its line end, or several
-    with line ends between them.
+    ``bytes_written`` counts all bytes, ``open_bytes`` those of the files that are here. Rows wait
+    for ``flush``. A table's ``append`` takes a whole row without its line end, or several with line
+    ends between them.
     """
 
     def __init__(self, folder: Folder) -> None:

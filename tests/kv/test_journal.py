@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,38 +30,9 @@ from tests.kv.recording import (
     only_session,
     recorded,
 )
-from tests.kv.workload import (
-    Abort,
-    Add,
-    Driver,
-    Evict,
-    Operation,
-    Reset,
-    Setting,
-    Steps,
-    Wait,
-    scheduler_for,
-)
+from tests.kv.workload import Driver, Setting, busy, scheduler_for
 
 SETTING = Setting(blocks=24, max_num_seqs=5, max_num_batched_tokens=128, policy="priority")
-
-
-def busy() -> list[Operation]:
-    """Some of everything, and requests that run, wait and can never fit at its end."""
-    chance = random.Random(7)
-    operations: list[Operation] = []
-    for number in range(60):
-        operations += [
-            Add(chance.randrange(3), chance.randrange(100), 1 + chance.randrange(60), 12),
-            Steps(1 + chance.randrange(4)),
-        ]
-        if number % 9 == 0:
-            operations.append(Abort(chance.randrange(8)))
-        if number % 13 == 0:
-            operations.append(Evict(1, 3))
-        if number % 17 == 0:
-            operations += [Reset(), Reset(running_too=True), Wait(1_100)]
-    return [*operations, Steps(300), Add(0, 100, 400, 3), Add(1, 20, 9, 3), Wait(1_300), Steps(20)]
 
 
 @dataclass(frozen=True)

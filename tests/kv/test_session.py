@@ -248,8 +248,8 @@ def test_a_session_that_is_closed_in_this_very_moment(
     journals, done = tmp_path / NAME / "journal", tmp_path / "done"
     look = claiming._found
 
-    def found(folder: Folder, session_id: str) -> Founding | None:
-        founding = look(folder, session_id)
+    def found(folder: Folder, session_id: str, keep: str) -> Founding | None:
+        founding = look(folder, session_id, keep)
         if session_id != NAME:
             return founding
         (journals / "session.json").rename(journals / "closed.json")
@@ -257,7 +257,7 @@ def test_a_session_that_is_closed_in_this_very_moment(
             journals.rename(done)
         if moment == "removed in part":
             (done / "closed.json").unlink()
-        return founding if joining == "has read its founding" else look(folder, session_id)
+        return founding if joining == "has read its founding" else look(folder, session_id, keep)
 
     monkeypatch.setattr(claiming, "_found", found)
     place = claim(tmp_path, NAME, "engine1")

@@ -17,8 +17,6 @@ from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.session import JOURNAL_FOLDER
 
-NICENESS = 10
-
 GARBAGE = 50_000
 """Objects between two runs of Python's garbage collector. Hardly any objects here refer to each
 other in a circle, and at Python's own 700 each run would search the events of many frames."""
@@ -58,10 +56,9 @@ def _follow(path: Path, *, detached: bool) -> int:
 
 
 def _quieten(journals: Folder) -> None:
-    """Low priority, deaf to the terminal's signals, complaints into a file of the session."""
+    """Deaf to the terminal's signals, complaints into a file of the session."""
     for name in (signal.SIGINT, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
-    os.nice(NICENESS)
     fd = journals.open("collector.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(fd, 2)
     os.close(fd)

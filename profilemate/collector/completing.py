@@ -99,6 +99,7 @@ def _complete(session: Folder, journals: Folder, name: str, progress: Progress |
         leftovers.keep_journals(session, journals, name)
     elif shorter is None:
         leftovers.remove_journals(session, journals, name)
+        follower.segments.forget_state()
     if shorter is not None:
         raise SessionError(f"{session.path} stays as it is: its journals have less, {shorter}")
     return True
@@ -116,10 +117,7 @@ def _read_all(follower: Follower, progress: Progress | None) -> bool:
     while follower.read():
         if any(producer.exhausted and producer.alive for producer in follower.ordered()):
             return False
-        # No journal may still have an episode that comes before one that is applied.
-        others = [p for p in follower.producers.values() if not p.exhausted]
-        bounds = (p.episodes[-1].time if p.episodes else 0 for p in others)
-        follower.apply(min(bounds, default=None))
+        follower.apply(follower.unread_since)
         follower.tables.flush()
         if progress is not None:
             progress(follower.position, total)

@@ -10,6 +10,7 @@ from typing import NoReturn
 from profilemate.collector import gpu_memory, leftovers
 from profilemate.collector.follower import Follower
 from profilemate.collector.gpu_memory import Sampler
+from profilemate.collector.pace import BEHIND_SEC, CAUGHT_UP_SEC, gently
 from profilemate.collector.rotation import Rotation
 from profilemate.format import session
 from profilemate.format.errors import SessionError
@@ -40,46 +41,77 @@ def follow(folder: Folder, journals: Folder) -> None:
 
     """
     leftovers.clear(folder, locked=True)
-    founding = session.read_founding(journals)
-    follower = Follower(folder, folder, Sampler(founding.origin_ns), journals)
-    follower.segments.clear()
-    follower.resume()
-    follower.tables.begin_anew(gpu_memory.TABLE)
-    rotation = Rotation(follower, read_keep(founding.keep) or DEFAULT)
-    began = time.monotonic()
-    next_metadata = 0.0
-    while True:
-        follower.discover()
-        # Before reading: what a producer wrote before it ended is read below.
-        alive = follower.alive
-        if not follower.producers:
-            alive = time.monotonic() - began < FIRST_SEC
-        read = follower.read()
-        follower.sample()
-        until = time.monotonic_ns() - MERGE_NS
-        first = follower.apply(until)
-        if first is not None:
-            follower.lag_ns = max(follower.lag_ns, time.monotonic_ns() - first)
-        if not folder.has_folder(session.JOURNAL_FOLDER):
-            _end_without_journals(follower)
-        rotation.turn(until)
-        if time.monotonic() >= next_metadata:
-            rotation.remove_old()
-            follower.write(ended=False)
-            next_metadata = time.monotonic() + METADATA_SEC
-        if not alive and not read and follower.retire():
-            break
-        if read < BACKLOG_BYTES:
-            time.sleep(POLL_SEC)
+    work = _Work(folder, journals)
+    while not work.is_done:
+        gently(work.until_behind)
+        if not work.is_done:
+            work.until_caught_up()
+    follower = work.follower
     if not follower.producers:
         return
-    follower.segments.finish()
+    if follower.segments.is_closing and not follower.segments.finish():
+        raise SessionError(f"{folder.path}: {follower.segments.problem}")
     follower.close()
-    follower.segments.clear()
     if follower.is_damaged:
         leftovers.keep_journals(folder, journals, session.JOURNAL_FOLDER)
         raise SessionError(f"not all journals could be read: {folder.path / session.KEPT_FOLDER}")
     leftovers.remove_journals(folder, journals, session.JOURNAL_FOLDER)
+    follower.segments.forget_state()
+
+
+class _Work:
+    """What is done again and again until the session has ended. ``is_done``: it has."""
+
+    def __init__(self, folder: Folder, journals: Folder) -> None:
+        founding = session.read_founding(journals)
+        self.is_done = False
+        self.follower = Follower(folder, folder, Sampler(founding.origin_ns), journals)
+        self.follower.segments.clear()
+        self.follower.resume()
+        self.follower.tables.begin_anew(gpu_memory.TABLE)
+        self._folder = folder
+        self._rotation = Rotation(self.follower, read_keep(founding.keep) or DEFAULT)
+        self._began = time.monotonic()
+        self._next_metadata = 0.0
+        self._late_sec = 0.0
+
+    def until_behind(self) -> None:
+        """Go on until the session has ended, or the tables are late."""
+        while not self.is_done and self._late_sec < BEHIND_SEC:
+            self._once()
+
+    def until_caught_up(self) -> None:
+        """Go on until the session has ended, or the tables are not late any more."""
+        self.follower.hurries += 1
+        while not self.is_done and self._late_sec > CAUGHT_UP_SEC:
+            self._once()
+
+    def _once(self) -> None:
+        follower = self.follower
+        follower.discover()
+        # Before reading: what a producer wrote before it ended is read below.
+        alive = follower.alive
+        if not follower.producers:
+            alive = time.monotonic() - self._began < FIRST_SEC
+        read = follower.read()
+        follower.sample()
+        until = time.monotonic_ns() - MERGE_NS
+        unread = follower.unread_since
+        until = until if unread is None else min(until, unread)
+        first = follower.apply(until)
+        self._late_sec = 0.0 if first is None else (time.monotonic_ns() - first) / 1e9
+        follower.lag_ns = max(follower.lag_ns, round(self._late_sec * 1e9))
+        if not self._folder.has_folder(session.JOURNAL_FOLDER):
+            _end_without_journals(follower)
+        self._rotation.turn(until)
+        if time.monotonic() >= self._next_metadata:
+            self._rotation.remove_old()
+            follower.write(ended=False)
+            self._next_metadata = time.monotonic() + METADATA_SEC
+        if not alive and not read and follower.retire():
+            self.is_done = True
+        elif read < BACKLOG_BYTES:
+            time.sleep(POLL_SEC)
 
 
 def _end_without_journals(follower: Follower) -> NoReturn:

@@ -51,6 +51,7 @@ class Follower:
         self.totals = Totals()
         self.producers: dict[str, Producer] = {}
         self.lag_ns = 0
+        self.hurries = 0
         self.segments = Segments(self.folder)
         self._needed: dict[str, int] = {}
         self._sampler = sampler
@@ -173,6 +174,13 @@ class Follower:
         """Read what all producers wrote, up to a limit each; returns the bytes."""
         return sum(producer.read() for producer in self.ordered())
 
+    @property
+    def unread_since(self) -> int | None:
+        """No journal may still have an episode that is earlier than this; None: they have none."""
+        others = [each for each in self.producers.values() if not each.exhausted]
+        bounds = (each.episodes[-1].time if each.episodes else 0 for each in others)
+        return min(bounds, default=None)
+
     def apply(self, until: int | None = None) -> int | None:
         """Apply the episodes whose time is at most ``until``, in the order of their times.
 
@@ -210,6 +218,7 @@ class Follower:
             segments=self.segments,
             ended=ended,
             lag_sec=self.lag_ns / 1e9 if self.lag_ns else None,
+            hurries=self.hurries,
         )
 
     def sample(self) -> None:

@@ -35,6 +35,7 @@ def write(
     segments: Segments,
     ended: bool,
     lag_sec: float | None = None,
+    hurries: int = 0,
 ) -> None:
     """Write both files, each whole or not at all.
 
@@ -48,9 +49,10 @@ def write(
         segments: the closed parts of the tables.
         ended: every producer is gone, and all that it wrote is in the tables.
         lag_sec: the longest that an event took to reach its table; None where not followed.
+        hurries: how often the collector was late, and gave way no more.
 
     """
-    content = _metadata(founding, producers, tables, sampling, segments, ended, lag_sec)
+    content = _metadata(founding, producers, tables, sampling, segments, ended, lag_sec, hurries)
     if totals.total_blocks:
         folder.write(SUMMARY_FILE, totals.summary().encode())
     folder.write(METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n")
@@ -64,6 +66,7 @@ def _metadata(
     segments: Segments,
     ended: bool,
     lag_sec: float | None,
+    hurries: int,
 ) -> dict[str, Any]:
     engines = [producer for producer in producers if isinstance(producer.state, Engine)]
     workers = [producer for producer in producers if isinstance(producer.state, Worker)]
@@ -112,6 +115,7 @@ def _metadata(
             ),
             "table_bytes": tables.bytes_written,
             "collector_lag_sec": lag_sec,
+            "collector_hurries": hurries,
             "rows_dropped": 0,
         },
     }

@@ -42,6 +42,8 @@ class Rotation:
     def turn(self, applied_ns: int) -> None:
         """Do what is due. All episodes up to ``applied_ns`` have been applied, and no later one.
 
+        It is 0 where nothing is known of some journal yet.
+
         Raises:
             OSError: the folder is gone.
 
@@ -55,7 +57,12 @@ class Rotation:
         if segments.problem is not None:
             self._next_try = now + RETRY_SEC
             segments.retry()
-        elif not segments.is_closing and self._is_due(now) and self._follower.can_be_saved:
+        elif (
+            applied_ns
+            and not segments.is_closing
+            and self._is_due(now)
+            and self._follower.can_be_saved
+        ):
             try:
                 self._follower.cut(applied_ns)
             except OSError:
@@ -77,7 +84,7 @@ class Rotation:
 
     def _is_due(self, now: float) -> bool:
         tables = self._follower.tables
-        if not tables.open_bytes:
+        if not tables.open_bytes or self._segments.is_closing or not self._follower.can_be_saved:
             return False
         most = max(LEAST_BYTES, min(SEGMENT_BYTES, self._most_bytes() / SEGMENTS_KEPT))
         return (

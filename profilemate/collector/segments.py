@@ -198,10 +198,21 @@ class Segments:
             self._again()
 
     def finish(self) -> bool:
-        """Wait for the segment that is being closed; returns whether it is closed."""
-        if self._thread is not None:
-            self._thread.join()
-        return self.poll()
+        """Wait for the segment that is being closed, and try once more; returns whether it is."""
+        for _ in range(2):
+            if self._thread is not None:
+                self._thread.join()
+            if self.poll():
+                return True
+            self.retry()
+        return False
+
+    def forget_state(self) -> None:
+        """The session is complete: nobody goes on from here."""
+        if self.closed:
+            name = f"{self.closed[-1].number:04}"
+            with self._session.folder(SEGMENTS_FOLDER) as here, here.folder(name) as last:
+                last.remove(CHECKPOINT_FILE)
 
     def remove_first(self) -> None:
         """Remove the oldest segment."""

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from profilemate import config, hooks
 from profilemate.format import processes
+from profilemate.format.keep import DEFAULT, read_keep
+from profilemate.record import launch
+from profilemate.record.backlog import Backlog
 from profilemate.record.claim import Place, claim, ensure_name
 from profilemate.record.recorder import STEP_PAUSE_SEC, Recorder
 
@@ -44,7 +48,10 @@ def open_journal(
     name = ensure_name(os.environ)
     place = claim(settings.directory, name, f"{producer}{rank}", settings.keep)
     try:
-        recorder = Recorder(place.fd, header, f"{producer} {rank}", pause_sec, place.journal)
+        start = partial(launch.start, place.directory)
+        backlog = Backlog(place.journal, start, read_keep(settings.keep) or DEFAULT)
+        full_name = f"{producer} {rank}"
+        recorder = Recorder(place.fd, header, full_name, pause_sec, place.journal, backlog)
         if recorder.active:
             return place, recorder
         recorder.close()

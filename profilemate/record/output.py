@@ -22,6 +22,7 @@ from profilemate.format import journal
 from profilemate.format.events import Columns
 from profilemate.format.journal import Kind
 from profilemate.messages import say
+from profilemate.record.backlog import Backlog
 from profilemate.record.encode import Event
 from profilemate.record.journal_writer import JournalWriter, identity, open_beside
 
@@ -62,18 +63,25 @@ class Output:
     """One producer's journal. The file descriptor belongs to it from now on.
 
     ``name`` is what messages call the producer, ``path`` where the journal's first file is; without
-    a path there is no second one. ``lost`` says why the journal cannot be written; it is empty as
-    long as it can.
+    a path there is no second one. ``backlog`` looks after its files. ``lost`` says why the journal
+    cannot be written; it is empty as long as it can.
     """
 
     def __init__(
-        self, fd: int, header: dict[str, Any], name: str, costs: Costs, path: Path | None
+        self,
+        fd: int,
+        header: dict[str, Any],
+        name: str,
+        costs: Costs,
+        path: Path | None,
+        backlog: Backlog | None = None,
     ) -> None:
         self.name = name
         self.lost = ""
         self._costs = costs
         self._file = JournalWriter(fd, path)
         self._path = path
+        self._backlog = backlog
         self._folder = None if path is None else _identity_of(path.parent)
         self._number = 1
         self._earlier_bytes = 0
@@ -228,6 +236,8 @@ class Output:
         # In one line, so that nothing can come between.
         self._file, self._next, self._number, self._earlier_bytes = file, None, number, earlier
         full.close()
+        if self._backlog is not None:
+            self.lost = self._backlog.look()
 
     def _append(self, data: bytes, events: int = 0) -> bool:
         try:

@@ -23,6 +23,7 @@ from typing import Any
 from profilemate.format.events import PARTS, Op
 from profilemate.messages import cause, say
 from profilemate.record import encode
+from profilemate.record.backlog import Backlog
 from profilemate.record.encode import Event
 from profilemate.record.output import Costs, Output, say_lost
 from profilemate.record.writer import Writer
@@ -61,7 +62,7 @@ class Recorder:
 
     The file descriptor is the recorder's from now on. ``name`` is what messages call it;
     ``pause_sec`` is how long events may wait to be written together; ``path`` is where the journal
-    is, to open it again.
+    is, to open it again and to go on beside it, and ``backlog`` looks after its files.
 
     ``keep`` takes an event. ``repeats`` counts the steps that were the same as the last one and
     scheduled nothing; they come before all later events.
@@ -76,6 +77,7 @@ class Recorder:
         name: str,
         pause_sec: float = STEP_PAUSE_SEC,
         path: Path | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         self.name = name
         self.costs = Costs()
@@ -103,7 +105,7 @@ class Recorder:
         self._is_ending = False
         self._end_by = 0.0
         self._has_said_late = False
-        self._output = Output(fd, header, name, self.costs, path)
+        self._output = Output(fd, header, name, self.costs, path, backlog)
         self._writer.sources.append(self)
 
     @property

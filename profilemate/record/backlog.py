@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of a journal has no collector removed yet, and what is done about it?
+
+A collector that was killed is started again, and a disk is not filled with what nobody reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from profilemate.format.journal import parse_name
+from profilemate.format.keep import Keep
+
+MOST_FILES = 8
+"""A collector that works leaves less: it closes a segment after four files of a journal."""
+
+RESTART_SEC = 60.0
+"""Between two attempts to start one."""
+
+
+class Backlog:
+    """What waits of one journal, whose first file is ``journal``.
+
+    ``start`` starts a collector, which ends at once where there is one. ``keep`` is how much of the
+    session is to be kept.
+    """
+
+    def __init__(self, journal: Path, start: Callable[[], None], keep: Keep) -> None:
+        self._journal = journal
+        self._start = start
+        self._keep = keep
+        self._next_start = 0.0
+
+    def look(self) -> str:
+        """Look how many files there are; returns why no more is to be written, else nothing."""
+        producer = self._journal.stem
+        sizes = []
+        with contextlib.suppress(OSError), os.scandir(self._journal.parent) as entries:
+            for entry in entries:
+                name = parse_name(entry.name)
+                if name is not None and name[0] == producer:
+                    sizes.append(entry.stat().st_size)
+        # The first file stays, and is empty once it has been read.
+        waiting = len(list(filter(None, sizes)))
+        most = self._keep.most_bytes
+        if most is not None and sum(sizes) > most:
+            return f"no collector has read its last {sum(sizes) >> 20:,} MiB"
+        if waiting > MOST_FILES and time.monotonic() > self._next_start:
+            self._next_start = time.monotonic() + RESTART_SEC
+            self._start()
+        return ""

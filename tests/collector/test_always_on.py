@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A collector beside a process that goes on and on: bounded, and started again where it dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from profilemate.format import journal
+from profilemate.format.events import Op
+from profilemate.format.keep import read_keep
+from profilemate.record import backlog, encode, launch, recorder
+from profilemate.record.backlog import Backlog
+from profilemate.record.claim import claim
+from profilemate.record.recorder import Recorder
+from tests.kv.children import processes_with
+from tests.kv.test_segments import whole
+
+PATIENCE_SEC = 120
+BLOCKS = 300
+KEEP = "12MB"
+FILE_BYTES = 1 << 16
+
+
+class Busy:
+    """An engine of this process that hands out all of its blocks in each step, to nobody."""
+
+    def __init__(self, sessions: Path, keep: str) -> None:
+        place = claim(sessions, "session_20260131_120000_4711_c0ffee", "engine0", keep)
+        self.folder = place.directory
+        header = {
+            "producer": "engine",
+            "rank": 0,
+            "pid": os.getpid(),
+            "start": "",
+            "hooks": [],
+            "pools": [{"blocks": BLOCKS + 1, "null": 0}],
+            "groups": [{"kind": "FullAttentionSpec", "block_size": 16, "pool": 0}],
+            "caching": True,
+            "hash_block_size": 16,
+            "told_by_content": 16,
+        }
+        asked = read_keep(keep)
+        assert asked is not None
+        looks_after = Backlog(place.journal, lambda: launch.start(self.folder), asked)
+        self.recorder = Recorder(place.fd, header, "engine 0", 0.01, place.journal, looks_after)
+        self.steps = 0
+        self._blocks = [SimpleNamespace(block_id=block) for block in range(1, BLOCKS + 1)]
+
+    def step(self) -> None:
+        """Hand out all blocks, with contents of their own, and take them back."""
+        self.steps += 1
+        keep, now = self.recorder.keep, time.monotonic_ns
+        keep((encode.blocks, Op.ALLOCATE, now(), *self._blocks))
+        base = self.steps * BLOCKS
+        hashes = [(base + number).to_bytes(8, "little") for number in range(BLOCKS)]
+        keep((encode.cached_list, Op.CACHE_LIST, now(), (0, 0, 16, 16), self._blocks, hashes))
+        keep((encode.freed, Op.FREE, now(), 0, self._blocks, []))
+        keep((encode.between, Op.STEP, now(), now(), (1, 0, 16, 16, 1, BLOCKS)))
+        self.recorder.step_ended()
+
+
+@pytest.fixture
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Busy]:
+    monkeypatch.setattr(journal, "FILE_BYTES", FILE_BYTES)
+    monkeypatch.setattr(backlog, "RESTART_SEC", 0.0)
+    engine = Busy(tmp_path, KEEP)
+    yield engine
+    recorder.close_all()
+    kill(engine.folder)
+
+
+def kill(folder: Path) -> None:
+    """Kill the session's collector, and those that are about to find out that there is one."""
+    for process in processes_with(str(folder)):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def until(is_there: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE_SEC
+    while not is_there():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def numbers(folder: Path) -> list[int]:
+    found = (folder / "segments").glob("[0-9]*")
+    return sorted(int(path.name) for path in found)
+
+
+def size_of(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        # It may go this very moment.
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+def test_a_long_run_is_bounded_and_its_collector_is_started_again(busy: Busy) -> None:
+    launch.start(busy.folder)
+    most = 0
+    killed = 0
+    give_up = time.monotonic() + PATIENCE_SEC
+    while numbers(busy.folder)[:1] < [6] or killed < 3:
+        for _ in range(20):
+            busy.step()
+        # No faster than a collector is that shares a processor.
+        time.sleep(0.2)
+        most = max(most, size_of(busy.folder))
+        if len(numbers(busy.folder)) > killed and killed < 3:
+            kill(busy.folder)
+            killed += 1
+        assert time.monotonic() < give_up
+    busy.recorder.close()
+    until(lambda: not (busy.folder / "journal").exists())
+    metadata = json.loads((busy.folder / "metadata.json").read_bytes())
+    assert metadata["complete"]
+    assert metadata["processes"][0]["mismatches"] == 0
+    first, *_ = left = numbers(busy.folder)
+    assert left == list(range(first, left[-1] + 1))
+    assert metadata["window"]["removed_segments"] == first - 1
+    # The bound, and what comes beside it: a segment, and the journal that a killed collector left.
+    assert most < 1.5 * 12e6
+    tables = whole(busy.folder)
+    steps = tables["scheduler_steps.csv"].decode().splitlines()
+    assert steps[-1].split(",")[1] == str(busy.steps)
+    kept = [int(line.split(",")[1]) for line in steps[1:]]
+    assert kept == list(range(kept[0], busy.steps + 1))
+    evictions = tables["kv_cache_evictions.csv"].count(b"\n") - 1
+    assert abs(evictions - len(kept) * BLOCKS) <= BLOCKS
+    # Of the whole run, whatever is left of its tables.
+    summary = (busy.folder / "kv_cache_summary.txt").read_text()
+    assert f"Total allocations: {busy.steps * BLOCKS}\n" in summary
+    assert f"Total evictions: {(busy.steps - 1) * BLOCKS}\n" in summary
+    assert not list((busy.folder / "segments").rglob("checkpoint*"))

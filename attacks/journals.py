@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.figure import Figure
-from attacks.journals_damage import DAMAGES, FORGERIES, Journal, frames_of
+from attacks.journals_damage import DAMAGES, FORGERIES, Journal, frames_of, without_status
 from attacks.journals_samples import Sample, make_samples
 from profilemate import collector
 from profilemate.collector.tables import COLUMNS
@@ -185,12 +185,15 @@ def judge(
 
 def _torn(known: Known, journal: str, data: bytes) -> Iterator[Tables]:
     """The tables that this journal may make without a word: behind a beginning of the whole one it
-    has less than two frames, as the end of a longer frame may be."""
+    has less than two frames, as the end of a longer frame may be. A status that is missing, or
+    elsewhere, changes no table."""
     whole = known.sample.journals[journal]
     bounds = [0, *(end for _, end in frames_of(whole)), len(whole) + 1]
     ends = zip(bounds[:-2], bounds[2:], known.beginnings[journal], strict=True)
+    told = without_status(data)
     for begin, end, tables in ends:
-        if data.startswith(whole[:begin]) and len(data) < end:
+        beginning = without_status(whole[:begin])
+        if told.startswith(beginning) and len(told) - len(beginning) < end - begin:
             yield tables
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profilemate.format.events import FRAME
-from profilemate.format.journal import HEAD, MAGIC
+from profilemate.format.journal import HEAD, MAGIC, Kind
 
 _EVENTS = 2
 
@@ -377,6 +377,16 @@ def _range(data: bytes, chance: random.Random) -> tuple[int, int]:
     begin = chance.randrange(len(data) + 1)
     length = chance.choice((1, 2, 4, 12, 64, 512, 4_096))
     return begin, min(len(data), begin + length)
+
+
+def without_status(data: bytes) -> bytes:
+    """The journal without its whole frames that say how the recording goes."""
+    frames = frames_of(data)
+    kept = [data[:begin] for begin, _ in frames[:1]]
+    kept += [
+        data[begin:end] for begin, end in frames if HEAD.unpack_from(data, begin)[2] != Kind.STATUS
+    ]
+    return b"".join(kept) + data[frames[-1][1] :] if frames else data
 
 
 def _split(data: bytes) -> list[bytes]:

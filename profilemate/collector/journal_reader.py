@@ -188,6 +188,8 @@ class JournalReader:
         there = self.unread - HEAD.size
         if not (0 < kind <= _MAX_KIND and there < length <= MAX_PAYLOAD):
             return False
+        if kind == Kind.HEADER and self.offset != len(MAGIC):
+            return False
         payload = os.pread(self._fd, _WINDOW_BYTES, self.offset + HEAD.size)
         if kind in (Kind.HEADER, Kind.STATUS, Kind.END) and b"\0" in payload:
             # JSON has no NUL, and what follows it has.

@@ -180,6 +180,14 @@ def test_frames_that_are_missing_before_a_torn_one(tmp_path: Path) -> None:
     assert problem(tables) == f"events are missing before byte {begin:,}"
 
 
+def test_torn_header_that_is_not_the_first_frame(tmp_path: Path) -> None:
+    journal = worker(tmp_path)
+    data = journal.path.read_bytes()
+    begin = at_frame(data, 8)
+    tables = completed(journal, data[:begin] + frames(data)[0][:60])
+    assert f"60 bytes of its journal at byte {begin:,} are damaged" in problem(tables)
+
+
 def test_torn_frame_whose_columns_have_another_length(tmp_path: Path) -> None:
     journal = worker(tmp_path)
     data = journal.path.read_bytes()

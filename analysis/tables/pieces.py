@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file with rows of a table. Most tables are one; those of long sessions are several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+from analysis.errors import unreadable
+from analysis.tables.files import Held, opened
+from analysis.tables.unpacking import Packed, unpacked
+
+
+@dataclass(frozen=True)
+class Piece:
+    """``in_segment``: it is a segment's. Then it is there, and no symbolic link is followed.
+
+    ``packed``: what the segment's index says of a packed file; None for a plain one.
+    ``before_sec``: where the rows are an opening, the moment at which things stood so. ``held``:
+    the open file, where it may be renamed or removed while the session is read.
+    """
+
+    path: Path
+    in_segment: bool = False
+    packed: Packed | None = None
+    before_sec: float | None = None
+    held: Held | None = None
+
+    def is_there(self) -> bool:
+        """Whether there is something to read, even if it turns out to be no file."""
+        if self.in_segment or self.held is not None:
+            return True
+        try:
+            os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    @contextmanager
+    def text(self) -> Iterator[BufferedReader]:
+        """The file's text, until the ``with`` block ends.
+
+        Raises:
+            SessionError: it cannot be read, or is damaged.
+
+        """
+        try:
+            with self._opened() as file:
+                yield file
+        except OSError as error:
+            raise unreadable(self.path, error) from None
+
+    def _opened(self) -> BufferedReader:
+        if self.held is None:
+            file = opened(self.path, follow=not self.in_segment)
+        else:
+            file = self.held.reader()
+        return file if self.packed is None else unpacked(file, self.path, self.packed)

@@ -398,6 +398,8 @@ def _about(session: Session) -> About:
         ended_at=text("ended_at"),
         duration_sec=session.end_sec,
         begin_sec=session.begin_sec,
+        window=session.window,
+        snapshot=session.snapshot,
         siblings=tuple(
             other.name for other in siblings(session.directory) if other != session.directory
         ),

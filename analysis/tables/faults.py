@@ -34,6 +34,7 @@ class Fault:
     """``what`` is wrong in this ``line`` of the file at ``path``, of its text if it is packed."""
 
     path: Path
+    is_packed: bool
     line: int
     what: str
 
@@ -57,7 +58,7 @@ def first_fault(files: Iterable[tuple[Piece, int]], table: Table) -> Fault | Non
         with piece.text() as text:
             found = _first_in(text, table, end, piece.before_sec, last)
         if found is not None:
-            return Fault(piece.path, *found)
+            return Fault(piece.path, piece.packed is not None, *found)
     return None
 
 

@@ -40,6 +40,9 @@ class Held:
         self._fd = _descriptor(path, follow=follow)
         weakref.finalize(self, os.close, self._fd)
 
+    def fileno(self) -> int:
+        return self._fd
+
     def reader(self) -> BufferedReader:
         """The file from its beginning. Each reader has a place in it of its own."""
         return BufferedReader(_Reader(self, self._fd))

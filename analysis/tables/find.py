@@ -11,6 +11,7 @@ from pathlib import Path
 from analysis.errors import SessionError, unreadable
 from analysis.tables.owner import is_own
 from analysis.tables.schema import TABLES
+from analysis.tables.segments import has_segments
 from profilemate import config
 from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
@@ -55,9 +56,10 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
 
 
 def is_session(folder: Path) -> bool:
-    """Whether this folder holds a session's metadata, its journal or one of its tables."""
+    """Whether this folder holds a session's metadata, its journal, or rows of one of its tables."""
     files = [METADATA_FILE, *(table.file for table in TABLES.values())]
-    return has_journal(folder) or any((folder / file).is_file() for file in files)
+    is_any = has_journal(folder) or any((folder / file).is_file() for file in files)
+    return is_any or has_segments(folder)
 
 
 def has_journal(folder: Path) -> bool:

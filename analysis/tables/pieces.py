@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,16 @@ class Piece:
         except OSError:
             pass
         return True
+
+    def text_bytes(self) -> int:
+        """Bytes of the file's text; 0 where there is no file."""
+        if self.packed is not None:
+            return self.packed.plain_bytes
+        try:
+            info = os.stat(self.path if self.held is None else self.held.fileno())
+        except OSError:
+            return 0
+        return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
     @contextmanager
     def text(self) -> Iterator[BufferedReader]:

@@ -71,6 +71,15 @@ class Files:
         closed = [one.tables[table.name] for one in self.segments if table.name in one.tables]
         return (*self._opening(table), *closed, *self.plain.get(table.name, ()))
 
+    def text_bytes(self) -> int:
+        """Bytes of all tables together, before they were packed, without openings."""
+        return sum(
+            piece.text_bytes()
+            for table in TABLES.values()
+            for piece in self.of(table)
+            if piece.before_sec is None
+        )
+
     def _opening(self, table: Table) -> Sequence[Piece]:
         if not self.segments or self.segments[0].number == 1:
             return ()

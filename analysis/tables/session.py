@@ -31,6 +31,8 @@ from analysis.tables.pieces import Piece
 from analysis.tables.reading import Extent, ahead, csv_schema, extent, frames, last_line
 from analysis.tables.schema import LONGEST_SEC, TABLES, Table
 from analysis.tables.segments import Files
+from analysis.tables.snapshot import Snapshot
+from analysis.tables.snapshot import of as snapshot_of
 from analysis.tables.soundness import DAMAGED, Order, is_damaged
 from analysis.tables.window import Window
 from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
@@ -47,7 +49,8 @@ class Session:
 
     ``state``: ``complete`` (every event is in the tables), ``running`` (a process still records)
     or ``cut off`` (it ended, and events that were only in the journal are lost).
-    ``note``: one sentence on a session that is not complete, or is another user's, else None.
+    ``note``: one sentence on a session that is not complete, is another user's or a snapshot, else
+    None.
     ``metadata``: metadata.json as it is; empty where the file is missing.
     ``begin_sec``: the end of the warm-up, which figures leave out; 0 leaves nothing out. Never
     before the beginning of the window.
@@ -62,6 +65,22 @@ class Session:
     begin_sec: float = 0.0
     window: Window | None = None
     files: Files = field(default_factory=Files, repr=False)
+
+    @cached_property
+    def snapshot(self) -> Snapshot | None:
+        """Of which session it is a snapshot; None if it is none."""
+        return snapshot_of(self.metadata)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether vLLM ran when the tables were written: they need not reach equally far then, and
+        requests had not ended."""
+        return self.state == "running" or bool(self.snapshot and self.snapshot.was_running)
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether there is a file of a table."""
+        return any(piece.is_there() for table in TABLES.values() for piece in self._pieces(table))
 
     def after(self, begin_sec: float) -> Session:
         """The session without what came before this time, or before the beginning of the window."""
@@ -306,10 +325,13 @@ class Session:
             fault = first_fault([(one.piece, one.end) for one in self._extents(table)], known)
         if fault is None:
             return SessionError(f"{self.directory / table.file} is malformed: {otherwise}")
-        return SessionError(
-            f"{fault.path}, line {fault.line}: {fault.what}; repair or remove that line, or make "
-            f"the table again with 'profilemate finalize' if {JOURNAL_FOLDER}/ is still there"
+        remedy = (
+            "restore the recorded file"
+            if fault.is_packed
+            else "repair or remove that line, or make the table again with 'profilemate finalize' "
+            f"if {JOURNAL_FOLDER}/ is still there"
         )
+        return SessionError(f"{fault.path}, line {fault.line}: {fault.what}; {remedy}")
 
 
 def _is_utf8(path: Path) -> bool:
@@ -401,8 +423,10 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     metadata = metadata_of(directory)
     owner = owner_of_another(directory)
     if metadata.get("complete") is True:
-        note = None if owner is None else f"it belongs to {owner}"
-        return Session(directory, metadata, "complete", note)
+        notes = [] if owner is None else [f"it belongs to {owner}"]
+        if (snapshot := snapshot_of(metadata)) is not None:
+            notes.append(f"it is a snapshot of {snapshot.of}, taken at {snapshot.taken_at}")
+        return Session(directory, metadata, "complete", "; ".join(notes) or None)
     if owner is not None:
         return Session(
             directory, metadata, _state_of_anothers(directory, metadata), _anothers(owner)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from tests.analysis.stories import swept
 from tests.report import generated
 from tests.support import segments
 
-
 Figures = dict[str, Any]
 
 
@@ -36,10 +36,11 @@ def differences(one: Any, other: Any, at: str = "") -> list[str]:
     """What differs, by its key. Polars adds floats up in any order, so their last digits may."""
     if isinstance(one, dict) and isinstance(other, dict):
         keys = sorted({*one, *other})
-        return sum((differences(one.get(key), other.get(key), f"{at}.{key}") for key in keys), [])
+        parts = [differences(one.get(key), other.get(key), f"{at}.{key}") for key in keys]
+        return [*chain(*parts)]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
-        return sum((differences(*pair, f"{at}[{number}]") for number, pair in pairs), [])
+        return [*chain(*(differences(*pair, f"{at}[{number}]") for number, pair in pairs))]
     if isinstance(one, float) and isinstance(other, float):
         is_same = math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
     else:

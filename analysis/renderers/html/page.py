@@ -55,6 +55,8 @@ def render(summary: Summary, series: Series) -> str:
         notes.insert(0, f"{words.unfinished(session.state)}: {session.note or ''}")
     elif session.note:
         notes.insert(0, f"Note: {session.note}.")
+    if (left := words.removed(session)) is not None:
+        notes.append(f"{left}.")
     if session.siblings:
         notes.append(f"{words.MORE}{words.more(session.siblings)}.")
     content = Template(asset("page.html")).substitute(

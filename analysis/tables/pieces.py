@@ -13,7 +13,9 @@ from pathlib import Path
 
 from analysis.errors import unreadable
 from analysis.tables.files import Held, opened
-from analysis.tables.unpacking import Packed, unpacked
+from analysis.tables.unpacking import AsFile, Packed, Unpacker
+
+_BUFFER = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,33 @@ class Piece:
             SessionError: it cannot be read, or is damaged.
 
         """
-        try:
-            with self._opened() as file:
+        with self._naming(), self._opened() as file:
+            if self.packed is None:
                 yield file
-        except OSError as error:
-            raise unreadable(self.path, error) from None
+            else:
+                with Unpacker(file, self.path, self.packed) as unpacker:
+                    yield BufferedReader(AsFile(unpacker), _BUFFER)
+
+    def packed_lines(self, size: int, longest: int) -> Iterator[bytes]:
+        """The text of a packed file, in parts, as ``Unpacker.lines`` gives it.
+
+        Raises:
+            SessionError: it cannot be read, or is damaged.
+
+        """
+        if self.packed is None:
+            raise ValueError(f"{self.path} is not packed")
+        with self._naming(), self._opened() as file:
+            yield from Unpacker(file, self.path, self.packed).lines(size, longest)
 
     def _opened(self) -> BufferedReader:
         if self.held is None:
-            file = opened(self.path, follow=not self.in_segment)
-        else:
-            file = self.held.reader()
-        return file if self.packed is None else unpacked(file, self.path, self.packed)
+            return opened(self.path, follow=not self.in_segment)
+        return self.held.reader()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise unreadable(self.path, error) from None

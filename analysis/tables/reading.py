@@ -125,15 +125,16 @@ def _texts(parts: Sequence[Extent], table: Table) -> Iterator[tuple[Extent, byte
     for part in parts:
         if part.is_empty:
             continue
-        with part.piece.text() as file:
-            if part.piece.packed is None:
+        if part.piece.packed is None:
+            with part.piece.text() as file:
                 for begin, end in _extents(file, part, table.longest_line):
                     file.seek(begin)
                     yield part, file.read(end - begin)
-            else:
-                file.read(part.begin)
-                while lines := file.read(_CHUNK):
-                    yield part, lines + file.readline(table.longest_line + 1)
+        else:
+            header = part.begin
+            for lines in part.piece.packed_lines(_CHUNK, table.longest_line):
+                yield part, lines[header:]
+                header = 0
 
 
 def _opening(part: Extent, before_sec: float, table: Table, columns: Sequence[str]) -> pl.DataFrame:

@@ -52,20 +52,13 @@ def first_fault(files: Iterable[tuple[Piece, int]], table: Table) -> Fault | Non
     """
     last: _Last = {}
     for piece, end in files:
-        if piece.packed is not None:
-            # Then what lines have is not what is wrong.
-            _read_to_the_end(piece)
+        # In a damaged file, what lines have is not what is wrong.
+        piece.check()
         with piece.text() as text:
             found = _first_in(text, table, end, piece.before_sec, last)
         if found is not None:
             return Fault(piece.path, piece.packed is not None, *found)
     return None
-
-
-def _read_to_the_end(piece: Piece) -> None:
-    with piece.text() as text:
-        while text.read(_TOGETHER):
-            pass
 
 
 def _first_in(

@@ -70,6 +70,17 @@ class Piece:
                 with Unpacker(file, self.path, self.packed) as unpacker:
                     yield BufferedReader(AsFile(unpacker), _BUFFER)
 
+    def check(self) -> None:
+        """Read a packed file to its end, where it shows that it is whole.
+
+        Raises:
+            SessionError: it cannot be read, or is damaged.
+
+        """
+        if self.packed is not None:
+            for _ in self.packed_lines(_BUFFER, 0):
+                pass
+
     def packed_lines(self, size: int, longest: int) -> Iterator[bytes]:
         """The text of a packed file, in parts, as ``Unpacker.lines`` gives it.
 

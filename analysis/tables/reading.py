@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import polars as pl
@@ -77,10 +76,11 @@ def extent(piece: Piece, table: Table, *, whole: bool) -> Extent:
             end = os.fstat(file.fileno()).st_size if whole else _last_line_end(file, table)
         header = file.readline(_LINE) if table.is_csv else b""
     if table.is_csv and not header.endswith(b"\n") and len(header) == _LINE:
+        piece.check()
         raise SessionError(f"{piece.path}, line 1: {_NOT_A_TABLE}")
     if len(header) > end or not end:
         return Extent(piece, 0, 0, 0)
-    return Extent(piece, len(header), end, _width(header, piece.path, table) if table.is_csv else 0)
+    return Extent(piece, len(header), end, _width(header, piece, table) if table.is_csv else 0)
 
 
 def frames(parts: Sequence[Extent], table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
@@ -245,7 +245,7 @@ def _refuse_long(lines: bytes, longest: int) -> None:
         begin = end + 1
 
 
-def _width(header: bytes, path: Path, table: Table) -> int:
+def _width(header: bytes, piece: Piece, table: Table) -> int:
     line = header.decode(errors="replace").rstrip("\r\n")
     try:
         names = next(csv.reader([line]), [])
@@ -253,8 +253,11 @@ def _width(header: bytes, path: Path, table: Table) -> int:
         names = [line]
     for number, column in enumerate(table.columns):
         if number >= len(names) or names[number] != column:
+            # In a damaged file, the header is not what is wrong.
+            piece.check()
             found = shown(names[number]) if number < len(names) else "nothing"
             raise SessionError(
-                f"{path}, line 1: {found} where column {number + 1} is {column!r}; {_NOT_A_TABLE}"
+                f"{piece.path}, line 1: {found} where column {number + 1} is {column!r}; "
+                f"{_NOT_A_TABLE}"
             )
     return len(names)

@@ -79,7 +79,8 @@ def _packed(name: str, entry: Any, path: Path) -> Packed:
         raise _refused(path, f"plain_bytes of {shown(name)} is no number of bytes")
     if not isinstance(crc, str) or _CRC.fullmatch(crc) is None:
         raise _refused(path, f"crc32 of {shown(name)} is no checksum")
-    return Packed(size, int(crc, 16), _time(entry, "last_sec", path))
+    last_sec = None if entry.get("last_sec") is None else _time(entry, "last_sec", path)
+    return Packed(size, int(crc, 16), last_sec)
 
 
 def _time(of: Mapping[str, Any], name: str, path: Path) -> float:

@@ -26,11 +26,11 @@ from analysis.tables.segment_index import SegmentIndex
 from profilemate.format.segments import (
     CLOSING_PREFIX,
     INDEX_FILE,
-    SEGMENTS_FOLDER,
     folder_name,
     opening_name,
     packed_name,
 )
+from profilemate.format.session import SEGMENTS_FOLDER
 
 _NAME = re.compile(rf"({re.escape(CLOSING_PREFIX)})?([0-9]{{4,9}})")
 

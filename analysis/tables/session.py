@@ -294,7 +294,7 @@ class Session:
             return 0.0
         for piece in reversed(self._pieces(table)):
             if piece.packed is not None:
-                return piece.packed.last_sec
+                return piece.packed.last_sec or 0.0
             if piece.is_there() and (time := self._last_time_in(piece, table)) is not None:
                 return time
         return 0.0

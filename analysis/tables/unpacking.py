@@ -27,12 +27,13 @@ _OUTPUT = 1 << 20
 class Packed:
     """What a segment's index says of a packed file.
 
-    ``plain_bytes`` and ``crc``: of its text. ``last_sec``: the time of its last row.
+    ``plain_bytes`` and ``crc``: of its text. ``last_sec``: the time of its last row; None where
+    rows do not begin with it.
     """
 
     plain_bytes: int
     crc: int
-    last_sec: float
+    last_sec: float | None
 
 
 class Unpacker:

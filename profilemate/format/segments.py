@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-SEGMENTS_FOLDER = "segments"
 INDEX_FILE = "segment.json"
 CLOSING_PREFIX = ".closing-"
 """Begins the name of the folder of a segment that is being closed."""

@@ -20,6 +20,8 @@ FOUNDING_FILE = "session.json"
 CLOSED_FILE = "closed.json"
 """The founding file's name from the moment that no process may join any more."""
 METADATA_FILE = "metadata.json"
+SEGMENTS_FOLDER = "segments"
+"""What earlier parts of the tables are closed in."""
 
 
 @dataclass(frozen=True)

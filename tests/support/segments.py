@@ -94,7 +94,7 @@ def add(target: Path, name: str, file: str, lines: Sequence[bytes], header: byte
     plain = header + b"".join(lines)
     packed = gzip.compress(plain, 1)
     (target / name).write_bytes(packed)
-    times = [_time(file, line) for line in lines]
+    times = [_time(file, line) for line in lines] if _begins_with_time(file) else [None]
 
     def entry(index: dict[str, Any]) -> None:
         index["tables"][name] = {
@@ -174,7 +174,11 @@ def remove_before(folder: Path, number: int) -> float:
 
 def _opening(file: str, lines: list[bytes], requests: list[bytes]) -> list[bytes]:
     """What explains how things stood after these rows."""
-    rows = [_cells(file, line) for line in lines] if file in COLUMNS else []
+    if file not in COLUMNS:
+        return []
+    rows = [_cells(file, line) for line in lines]
+    if file == "cuda_graph_captures.csv":
+        return lines
     if file in ("kv_cache_usage.csv", "scheduler_steps.csv"):
         last = {
             (row["engine"], row.get("pool")): line for row, line in zip(rows, lines, strict=True)
@@ -227,10 +231,12 @@ def _cells(file: str, line: bytes) -> dict[str, str]:
 
 
 def _time(file: str, line: bytes) -> float:
-    if file == "requests.jsonl":
-        return float(json.loads(line)["timestamp"]) / 1e3
     row = _cells(file, line)
     return float(row["timestamp_sec" if "timestamp_sec" in row else "capture_time_sec"])
+
+
+def _begins_with_time(file: str) -> bool:
+    return COLUMNS.get(file, "").startswith("timestamp_sec,")
 
 
 def _written(file: str, line: bytes) -> float:

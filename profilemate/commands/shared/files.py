@@ -9,13 +9,14 @@ from pathlib import Path
 
 from analysis.errors import SessionError
 from profilemate.format.files import write_atomically
-from profilemate.format.segments import SEGMENTS_FOLDER, TOTALS_FILE
+from profilemate.format.segments import TOTALS_FILE
 from profilemate.format.session import (
     CLOSED_FILE,
     FOUNDING_FILE,
     JOURNAL_FOLDER,
     KEPT_FOLDER,
     METADATA_FILE,
+    SEGMENTS_FOLDER,
 )
 
 LONGEST_NAME = 239

@@ -63,7 +63,7 @@ class TestPackedFiles:
             assert f"{path} is damaged: it is cut short; restore" in error_of(cut)
 
     def test_any_bit_that_flips_is_found(self, cut: SessionBuilder) -> None:
-        """But for those that say nothing of the text: of the head, and between text and checksum."""
+        """But for those that say nothing of the text: in the head, and behind the last byte."""
         path = packed(cut, 2)
         whole = path.read_bytes()
         expected = times(cut)

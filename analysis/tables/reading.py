@@ -111,6 +111,27 @@ def frames(parts: Sequence[Extent], table: Table, columns: Sequence[str]) -> Ite
             yield frame
 
 
+def text_of(parts: Sequence[Extent]) -> Iterator[bytes]:
+    """The text of plain files, one after the other, with the header of the first one only.
+
+    Raises:
+        SessionError: a file cannot be read.
+
+    """
+    for number, part in enumerate(parts):
+        with part.piece.text() as file:
+            header = file.read(part.begin)
+            left = part.end - part.begin
+            if number == 0:
+                yield header
+            while left:
+                text = file.read(min(left, _CHUNK))
+                if not text:
+                    break
+                left -= len(text)
+                yield text
+
+
 def ahead(items: Iterator[_Item]) -> Iterator[_Item]:
     """The same items; a thread makes each while the caller works on the one before."""
     with ThreadPoolExecutor(1) as maker:

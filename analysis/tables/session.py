@@ -28,7 +28,15 @@ from analysis.tables.metadata import part, text, wall_clock
 from analysis.tables.metadata import read as metadata_of
 from analysis.tables.owner import another as owner_of_another
 from analysis.tables.pieces import Piece
-from analysis.tables.reading import Extent, ahead, csv_schema, extent, frames, last_line
+from analysis.tables.reading import (
+    Extent,
+    ahead,
+    csv_schema,
+    extent,
+    frames,
+    last_line,
+    text_of,
+)
 from analysis.tables.schema import LONGEST_SEC, TABLES, Table
 from analysis.tables.segments import Files
 from analysis.tables.snapshot import Snapshot
@@ -265,6 +273,18 @@ class Session:
             return last
         return max(last, ended - began)
 
+    def plain_text(self, table: str) -> Iterator[bytes]:
+        """The text of a table's files that are not packed, as of one file, up to the last finished
+        line; nothing where there is no row.
+
+        Raises:
+            SessionError: a file cannot be read.
+
+        """
+        known = TABLES[table]
+        plain = [one for one in self._extents(known) if one.piece.packed is None]
+        return text_of(plain)
+
     def _pieces(self, table: Table) -> tuple[Piece, ...]:
         """The table's files. What comes while the session is read is left for the next time."""
         if table.name in self.files.plain:
@@ -423,16 +443,15 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     metadata = metadata_of(directory)
     owner = owner_of_another(directory)
     if metadata.get("complete") is True:
-        notes = [] if owner is None else [f"it belongs to {owner}"]
-        if (snapshot := snapshot_of(metadata)) is not None:
-            notes.append(f"it is a snapshot of {snapshot.of}, taken at {snapshot.taken_at}")
-        return Session(directory, metadata, "complete", "; ".join(notes) or None)
+        notes = [_of_snapshot(metadata), "" if owner is None else f"it belongs to {owner}"]
+        return Session(directory, metadata, "complete", "; ".join(filter(None, notes)) or None)
     if owner is not None:
         return Session(
             directory, metadata, _state_of_anothers(directory, metadata), _anothers(owner)
         )
     if not has_journal:
-        return Session(directory, metadata, "cut off", _without_journal(directory, metadata))
+        notes = [_of_snapshot(metadata), _without_journal(directory, metadata)]
+        return Session(directory, metadata, "cut off", "; ".join(filter(None, notes)))
     if not complete:
         return Session(directory, metadata, "cut off", f"read as it is, without {JOURNAL_FOLDER}/")
     state, note = completing.complete(directory)
@@ -440,6 +459,13 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     if state == "complete" and metadata.get("complete") is not True:
         state, note = "cut off", _without_journal(directory, metadata)
     return Session(directory, metadata, state, note)
+
+
+def _of_snapshot(metadata: Mapping[str, Any]) -> str:
+    snapshot = snapshot_of(metadata)
+    return (
+        "" if snapshot is None else f"it is a snapshot of {snapshot.of}, taken {snapshot.taken_at}"
+    )
 
 
 def _anothers(owner: str) -> str:

@@ -11,7 +11,6 @@ CLOSING_PREFIX = ".closing-"
 """Begins the name of the folder of a segment that is being closed."""
 OPENING_PREFIX = "opening."
 """Begins the name of a file that explains how things stood when its segment began."""
-TOTALS_FILE = "totals.json"
 
 
 def folder_name(number: int) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from analysis.errors import SessionError
 from profilemate.format.files import write_atomically
-from profilemate.format.segments import TOTALS_FILE
 from profilemate.format.session import (
     CLOSED_FILE,
     FOUNDING_FILE,
@@ -81,6 +80,7 @@ def _reason_against(path: Path, target: Path) -> str | None:
 def _is_record(target: Path) -> bool:
     """Whether the file is, or would be, one of a session's own."""
     from analysis.tables.find import is_session
+    from analysis.tables.run_totals import TOTALS_FILE
     from analysis.tables.schema import TABLES
     from analysis.tables.segments import has_segments
     from profilemate.collector.metadata import SUMMARY_FILE

@@ -1,0 +1,1 @@
+TOTALS_FILE = "totals.json"

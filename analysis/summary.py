@@ -30,6 +30,7 @@ from analysis.requests.requests import Requests
 from analysis.requests.scheduling import Scheduling
 from analysis.requests.waiting import Waiting
 from analysis.tables.facts import Cost, Facts
+from analysis.tables.run_totals import RunTotals
 from analysis.tables.session import State
 from analysis.tables.snapshot import Snapshot
 from analysis.tables.window import Window
@@ -84,9 +85,14 @@ class Advice:
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``analysis.summarize`` returns. Each part documents its figures and their units."""
+    """What ``analysis.summarize`` returns. Each part documents its figures and their units.
+
+    ``run``: figures of the whole run, warm-up and removed segments included; None for a session
+    that lacks them.
+    """
 
     session: About
+    run: RunTotals | None
     warnings: tuple[str, ...]
     facts: Facts
     usage: Usage

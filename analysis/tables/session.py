@@ -20,7 +20,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from analysis.errors import SessionError, unreadable
-from analysis.tables import completing, segments, window
+from analysis.tables import completing, run_totals, segments, window
 from analysis.tables.completing import State as State
 from analysis.tables.faults import first_fault
 from analysis.tables.find import find_session
@@ -428,13 +428,25 @@ def _arrival(session: Session, number: int) -> float:
     arrivals = pl.Series([], dtype=pl.Float64)
     for batch in session.batches(requests.name, [requests.time], history=True):
         arrivals.append(batch.to_series())
-    if number >= len(arrivals):
+    removed = _removed(session, len(arrivals))
+    if number >= removed + len(arrivals):
         raise SessionError(
-            f"nothing is left of {session.directory}: of its requests {len(arrivals):,} have "
-            f"ended, and {number:,} are to be left out; leave out fewer"
+            f"nothing is left of {session.directory}: of its requests "
+            f"{removed + len(arrivals):,} have ended, and {number:,} are to be left out; leave out "
+            "fewer"
         )
-    arrival: float = arrivals.sort()[number] * requests.time_unit
+    if number < removed:
+        return 0.0
+    arrival: float = arrivals.sort()[number - removed] * requests.time_unit
     return arrival
+
+
+def _removed(session: Session, left: int) -> int:
+    """How many requests ended whose rows were removed; 0 where it was not counted."""
+    if session.window is None:
+        return 0
+    run = run_totals.read(session.directory)
+    return 0 if run is None else max(0, run.ended - left)
 
 
 def _opened(directory: Path, *, complete: bool) -> Session:

@@ -125,7 +125,8 @@ def test_a_part_says_what_the_session_says_of_the_same_time(large: Path) -> None
     for section in ("allocations", "lifetimes", "requests", "prefix_cache", "scheduling"):
         assert differences(found[section], whole[section]) == []
     assert not any("bytes of tables" in warning for warning in found["warnings"])
-    assert "not in this snapshot" in invoke("summary", snapshot).stdout
+    text = " ".join(invoke("summary", snapshot).stdout.split())
+    assert "of the last 30 min 00 s: what came before is not in this snapshot" in text
 
 
 def test_of_what_is_left_of_a_run(large: Path) -> None:

@@ -32,6 +32,7 @@ from analysis.renderers.text.sections import (
     waiting,
 )
 from analysis.summary import About, Summary
+from analysis.wording.run_totals import HEADING
 from analysis.wording.session import MORE, more, removed, unfinished, warm_up
 
 
@@ -53,6 +54,7 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from section("In short", story.lines(summary))
     yield from section("Advice", advice.lines(summary.advice))
     yield from section("Session", session.lines(summary))
+    yield from section(HEADING, session.whole_run(summary))
     yield from section("KV cache usage, weighted by time", _usage(summary, bar))
     yield from section("Who holds blocks", holders.lines(summary.holders))
     yield from section("Blocks", allocations.lines(summary.allocations))

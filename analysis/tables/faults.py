@@ -19,7 +19,7 @@ import polars as pl
 
 from analysis.tables.pieces import Piece
 from analysis.tables.rules import RULES
-from analysis.tables.schema import Table
+from analysis.tables.schema import PRECISION_SEC, Table
 
 _TOGETHER = 4 << 20
 """Bytes of lines whose rules are checked at once: each line alone would take far longer."""
@@ -131,7 +131,7 @@ def _csv_faults(line: str, table: Table, width: int) -> Iterator[str]:
 def _lateness(raw: bytes, table: Table, before_sec: float) -> str | None:
     """What to say of a sound row of an opening that is later than what it opens."""
     (time,) = _values(raw, table, [table.time])
-    if time is None or time * table.time_unit <= before_sec:
+    if time is None or time * table.time_unit <= before_sec + PRECISION_SEC:
         return None
     return f"{table.time} is {time:.6f}, but its segment begins at {before_sec:.6f} s"
 

@@ -21,7 +21,7 @@ import polars as pl
 from analysis.errors import SessionError
 from analysis.tables.faults import shown
 from analysis.tables.pieces import Piece
-from analysis.tables.schema import Table
+from analysis.tables.schema import PRECISION_SEC, Table
 from profilemate.format import cells
 from profilemate.format.session import JOURNAL_FOLDER
 
@@ -173,7 +173,7 @@ def _opening(part: Extent, before_sec: float, table: Table, columns: Sequence[st
         if frame is not None:
             rows.append(frame)
     found = pl.concat(rows)
-    if (found[table.time] * table.time_unit > before_sec).any():
+    if (found[table.time] * table.time_unit > before_sec + PRECISION_SEC).any():
         raise pl.exceptions.ComputeError("a row is later than the beginning that it explains")
     # One that has the very time of the beginning is still of what came before.
     latest = math.nextafter(before_sec / table.time_unit, 0)

@@ -262,7 +262,7 @@ class TestOpenings:
         assert (found.held_blocks, found.blocks) == (11, 11)
 
     def test_one_at_the_very_beginning_is_history(self, session: SessionBuilder) -> None:
-        session.usage((1, 10), (4, 30), (5, 50))
+        session.usage((1, 10), (4.000001, 30), (5, 50))
         segments.split(session.folder, {"kv_cache_usage.csv": 2}, times=[4])
         opened = as_second(session.folder)
         assert opened.scan("kv_cache_usage").collect()["timestamp_sec"].to_list() == [5]

@@ -9,10 +9,7 @@ import stat
 import weakref
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from typing import Any
 
 
 def opened(path: Path, *, follow: bool = True) -> BufferedReader:
@@ -68,7 +65,7 @@ class _Reader(RawIOBase):
         self._at = offset + begin.get(whence, os.fstat(self._fd).st_size)
         return self._at
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         count = os.preadv(self._fd, [buffer], self._at)
         self._at += count
         return count

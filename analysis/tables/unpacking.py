@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from analysis.errors import SessionError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 _GZIP = 31
 """zlib's number for data in gzip's format, whose checksum it compares at the end."""
@@ -124,7 +121,7 @@ class AsFile(RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         text = self._unpacker.read(len(view))
         view[: len(text)] = text

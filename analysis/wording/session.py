@@ -97,9 +97,12 @@ def removed(about: About) -> str | None:
     if about.window is None:
         return None
     last = f"The figures below are of the last {duration(about.duration_sec - about.begin_sec)}"
+    why = "was removed to stay within VLLM_PROFILING_KEEP"
     if about.snapshot is not None:
-        return f"{last}: what came before is not in this snapshot"
-    return f"{last}: what came before was removed to stay within VLLM_PROFILING_KEEP"
+        why = "is not in this snapshot"
+    return (
+        f"{last}: what came before {why}. Prompts of before, unless asked for since, count as new"
+    )
 
 
 def warm_up(about: About) -> str | None:

@@ -319,7 +319,8 @@ def test_bytes_that_are_missing_are_noticed(cut: SessionBuilder) -> None:
     written = sum(
         entry["plain_bytes"]
         for index in (cut.folder / "segments").glob("*/segment.json")
-        for entry in json.loads(index.read_text())["tables"].values()
+        for name, entry in json.loads(index.read_text())["tables"].items()
+        if not name.startswith("opening.")
     )
     written += sum((cut.folder / file).stat().st_size for file in (USAGE, "requests.jsonl"))
     cut.metadata(cost={"table_bytes": written})

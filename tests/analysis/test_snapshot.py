@@ -115,7 +115,6 @@ def test_a_part_says_what_the_session_says_of_the_same_time(large: Path) -> None
         for entry in json.loads(index.read_text())["tables"].values()
     )
     SessionBuilder(large).metadata(cost={"table_bytes": written})
-    # Openings, which a collector writes into each segment, are not in these: what a request holds.
     snapshot = taken(large, "--last", "25m")
     opened = open_session(snapshot)
     assert opened.window is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis import open_session, series, summarize
+from tests.analysis.invoke import invoke
 from tests.analysis.test_segments import differences, said
 from tests.situations.bench import Bench
 from tests.support import segments
@@ -56,6 +57,25 @@ def test_the_window_is_the_same_time_of_the_whole(recorded: Path, tmp_path: Path
         # Later parts of the window are the same, too.
         later = said(left, after_sec=sec + 0.25), said(recorded, after_sec=sec + 0.25)
         unexpected = [each for each in differences(*later) if not each.startswith(WITHOUT_HISTORY)]
+        assert unexpected == []
+
+
+def test_a_snapshot_is_the_same_time_of_the_session(recorded: Path) -> None:
+    segments.cut_at(recorded, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    for last, first in (("3s", 5), ("5.2s", 3), ("60s", 1)):
+        result = invoke("snapshot", recorded, "--last", last, "-o", recorded.parent / last)
+        assert (result.returncode, result.stderr) == (0, "")
+        snapshot = recorded.parent / last
+        whole = said(recorded, after_sec=float(first - 1))
+        found = said(snapshot)
+        assert (found["session"]["begin_sec"], found["session"]["state"]) == (first - 1, "complete")
+        of_a_snapshot = (".session.", ".cost.table_bytes")
+        history = () if first == 1 else WITHOUT_HISTORY
+        unexpected = [
+            each
+            for each in differences(found, whole)
+            if not each.startswith((*of_a_snapshot, *history))
+        ]
         assert unexpected == []
 
 

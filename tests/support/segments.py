@@ -52,7 +52,11 @@ def split(
                 if lines:
                     (target / file).write_bytes(headers[file] + b"".join(lines))
         else:
-            write(folder, number, begin_sec, end_sec, rows, headers)
+            target = write(folder, number, begin_sec, end_sec, rows, headers)
+            before = {file: lines[: begin[file]] for file, (_, lines) in tables.items()}
+            for file, lines in before.items():
+                if opening := _opening(file, lines, before.get("requests.jsonl", [])):
+                    add(target, f"opening.{file}.gz", file, opening, headers[file])
         begin = {file: begin[file] + len(lines) for file, lines in rows.items()}
         begin_sec = end_sec
     for file, (header, lines) in tables.items():
@@ -141,26 +145,15 @@ def cut_at(folder: Path, *times: float, closing: bool = False) -> None:
 
 
 def remove_before(folder: Path, number: int) -> float:
-    """Remove the segments before this one, which gets opening rows; when it begins."""
+    """Remove the segments before this one; when it begins."""
     segments = folder / "segments"
-    target = segments / f"{number:04d}"
-    before: dict[str, list[bytes]] = {}
-    headers: dict[str, bytes] = {}
     removed = 0
     for old in range(1, number):
-        for path in sorted((segments / f"{old:04d}").glob("*.gz")):
-            file = path.name.replace(f".{old:04d}", "").removesuffix(".gz")
-            plain = gzip.decompress(path.read_bytes())
-            removed += len(plain)
-            header, lines = _parted(file, plain)
-            headers[file] = header
-            before.setdefault(file, []).extend(lines)
+        index = json.loads((segments / f"{old:04d}" / "segment.json").read_text())
+        removed += sum(entry["plain_bytes"] for entry in index["tables"].values())
         shutil.rmtree(segments / f"{old:04d}")
-    for file, lines in before.items():
-        opening = _opening(file, lines, before.get("requests.jsonl", []))
-        if opening:
-            add(target, f"opening.{file}.gz", file, opening, headers[file])
-    begin_sec = float(json.loads((target / "segment.json").read_text())["begin_sec"])
+    index = json.loads((segments / f"{number:04d}" / "segment.json").read_text())
+    begin_sec = float(index["begin_sec"])
     path = folder / "metadata.json"
     metadata = json.loads(path.read_text())
     metadata["window"] = {

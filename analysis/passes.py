@@ -84,7 +84,7 @@ from analysis.requests.preemptions import TakerTally
 from analysis.requests.scheduling import Scheduling, SchedulingTally
 from analysis.requests.waiting import Waiting, WaitingTally
 from analysis.summary import About, Summary
-from analysis.tables import facts
+from analysis.tables import facts, run_totals
 from analysis.tables.facts import Facts
 from analysis.tables.find import siblings
 from analysis.tables.session import Session
@@ -130,6 +130,7 @@ def measure(session: Session) -> Summary:
         graphs = _graphs(session, known, stepped.decodes)
         return Summary(
             session=_about(session),
+            run=run_totals.read(session.directory),
             warnings=facts.warnings(session),
             facts=known,
             usage=used,
@@ -398,6 +399,8 @@ def _about(session: Session) -> About:
         ended_at=text("ended_at"),
         duration_sec=session.end_sec,
         begin_sec=session.begin_sec,
+        window=session.window,
+        snapshot=session.snapshot,
         siblings=tuple(
             other.name for other in siblings(session.directory) if other != session.directory
         ),

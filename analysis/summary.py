@@ -30,7 +30,10 @@ from analysis.requests.requests import Requests
 from analysis.requests.scheduling import Scheduling
 from analysis.requests.waiting import Waiting
 from analysis.tables.facts import Cost, Facts
+from analysis.tables.run_totals import RunTotals
 from analysis.tables.session import State
+from analysis.tables.snapshot import Snapshot
+from analysis.tables.window import Window
 
 Confidence = Literal["high", "medium", "low"]
 
@@ -39,10 +42,12 @@ Confidence = Literal["high", "medium", "low"]
 class About:
     """Which session it is, and how far it goes.
 
-    ``note``: one sentence where the session is not complete, or another user's. ``duration_sec``:
-    from its beginning to the last event in its tables. ``begin_sec``: the end of the warm-up, which
-    all figures but the cost leave out. ``siblings``: the names of the other sessions that the same
-    program left beside it.
+    ``note``: one sentence where the session is not complete, another user's or a snapshot.
+    ``duration_sec``: from its beginning to the last event in its tables. ``begin_sec``: where all
+    figures but the cost begin: at the end of the warm-up, or of what was removed. ``window``: what
+    is left of a run whose oldest segments were removed, else None. ``snapshot``: of which session
+    it is one, else None. ``siblings``: the names of the other sessions that the same program left
+    beside it.
     """
 
     directory: str
@@ -53,6 +58,8 @@ class About:
     ended_at: str | None
     duration_sec: float
     begin_sec: float
+    window: Window | None
+    snapshot: Snapshot | None
     siblings: tuple[str, ...] = ()
 
 
@@ -78,9 +85,14 @@ class Advice:
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``analysis.summarize`` returns. Each part documents its figures and their units."""
+    """What ``analysis.summarize`` returns. Each part documents its figures and their units.
+
+    ``run``: figures of the whole run, warm-up and removed segments included; None for a session
+    that lacks them.
+    """
 
     session: About
+    run: RunTotals | None
     warnings: tuple[str, ...]
     facts: Facts
     usage: Usage

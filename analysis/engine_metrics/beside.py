@@ -10,16 +10,18 @@ difference is unexplained. The explanations are
 * lookups that vLLM counts more than once (``analysis.prefix.prefix_cache`` has the rules of its
   releases);
 * requests that vLLM counts only once they have a token, and requests that the API server ends;
+* of a session whose oldest segments were removed: what came before;
 * for the histograms of blocks: the sample, and blocks without content that vLLM allocated again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from analysis.engine_metrics import blocks, prefix_cache, requests
-from analysis.engine_metrics.figures import Row
+from analysis.engine_metrics.figures import Row, within
 from analysis.engine_metrics.moment import Seen, moment
 from analysis.engine_metrics.page import Page
 from analysis.tables.facts import Facts
@@ -34,7 +36,7 @@ class Reconciliation:
 
     ``scraped_sec``: when the page was taken, in seconds since the session began; None where that
     was after the session's end, or is not known. ``session_end_sec``: when the session ended, in
-    such seconds. ``doubts``: why the page may be another session's, in sentences. ``missing``:
+    such seconds. ``doubts``: why the two may not compare, in sentences. ``missing``:
     metrics that the page lacks. ``agrees``: no row is unexplained.
     """
 
@@ -56,12 +58,14 @@ def reconcile(session: Session, page: Page) -> Reconciliation:
 
     """
     # vLLM's counters begin when it starts.
-    session = replace(session, begin_sec=0.0)
+    session = session.after(0)
     facts = read_facts(session)
     at = moment(session, page)
     seen = Seen(session, at)
     rows = tuple(
-        row for kind in (prefix_cache, requests, blocks) for row in kind.rows(page, seen, facts)
+        row if session.window is None else _with_removed(row)
+        for kind in (prefix_cache, requests, blocks)
+        for row in kind.rows(page, seen, facts)
     )
     found = [row.metric for row in rows]
     return Reconciliation(
@@ -90,8 +94,28 @@ _EXPECTED = (
 )
 
 
+_MOMENTARY = ("vllm:kv_cache_usage_perc",)
+"""What these say is of one moment, so nothing that came before adds to it."""
+
+
+def _with_removed(row: Row) -> Row:
+    """The row beside what is left of a run: vLLM's counters have what was removed, too."""
+    if row.verdict != "unexplained" or row.metric.startswith(_MOMENTARY):
+        return row
+    least = -math.inf if row.metric.startswith("vllm:kv_block_") else 0.0
+    if (row.difference or 0.0) < least:
+        return row
+    removed = within("what came before the session's window, which was removed", least, math.inf)
+    return replace(row, parts=(*row.parts, removed), unexplained=0.0, verdict="explained")
+
+
 def _doubts(session: Session, page: Page, facts: Facts) -> Iterator[str]:
-    """Why the page may be another session's."""
+    """Why the page may be another session's, or say more than is left of it."""
+    if session.window is not None:
+        yield (
+            "vLLM counts from its start, and the session has only what came after "
+            f"{session.window.begin_sec:.6g} s: what a counter has more may be of before."
+        )
     began = wall_clock(session.metadata.get("started_at"))
     if began is not None and page.scraped_at is not None and page.scraped_at < began:
         yield "The page was taken before the session began."

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import polars as pl
@@ -31,13 +31,13 @@ class Seen:
 
     def after(self) -> Session | None:
         """The session from the page's moment on; None where the page has all of it."""
-        return None if self.at is None else replace(self.session, begin_sec=self.at)
+        return None if self.at is None else self.session.after(self.at)
 
     def closing(self) -> Session | None:
         """The same, with what was under way at the page's moment."""
         if self.at is None:
             return None
-        return replace(self.session, begin_sec=max(_NOT_ALL_SEC, self.recent))
+        return self.session.after(max(_NOT_ALL_SEC, self.recent))
 
     @cached_property
     def recent(self) -> float:

@@ -99,7 +99,7 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
 
 def _running(seen: Seen) -> Iterator[Explanation]:
     """What explains tokens that the session has not: requests have no row before they end."""
-    if seen.session.state != "complete":
+    if seen.session.state != "complete" or seen.session.goes_on:
         yield within(
             "requests that had not ended when the session's tables were read: they have no row yet",
             0.0,

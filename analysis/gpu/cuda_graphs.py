@@ -255,6 +255,8 @@ def _absent(session: Session, setup: Setup, ran: pl.DataFrame, sizes: pl.DataFra
     if sizes.height or ran.height:
         known = "graphs were captured" if sizes.height else "dummy batches were executed"
         since = " after the warm-up" if session.begin_sec else ""
+        if session.window is not None:
+            since = " in what is left of the run"
         return f"Nothing was executed for a request{since}: {known}, and none has served one."
     if setup.device is None and not part(metadata, "cuda_graphs"):
         return "Not recorded: this session does not say on which device it ran."

@@ -10,19 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.summary import Summary
-from analysis.tables.schema import TABLES
+from analysis.tables import segments
 
 
 def contradictions(summary: Summary) -> tuple[str, ...]:
     """A sentence for each pair of tables that do not fit, and one where bytes are missing.
 
-    There is none for a session that is not complete: its tables need not reach equally far.
+    There is none for a session that is not complete, or the snapshot of one that ran: its tables
+    need not reach equally far.
     """
-    return tuple(_found(summary)) if summary.session.state == "complete" else ()
+    about = summary.session
+    is_uneven = about.snapshot is not None and about.snapshot.was_running
+    return tuple(_found(summary)) if about.state == "complete" and not is_uneven else ()
 
 
 def _found(summary: Summary) -> Iterator[str]:
-    written, there = summary.cost.table_bytes or 0, _table_bytes(Path(summary.session.directory))
+    window = summary.session.window
+    written = summary.cost.table_bytes or 0
+    there = segments.find(Path(summary.session.directory), hold=False).text_bytes()
+    there += 0 if window is None else window.removed_bytes
     if there < written:
         yield (
             f"the collector wrote {written:,} bytes of tables, and {there:,} are there: tables are "
@@ -61,8 +67,3 @@ def _found(summary: Summary) -> Iterator[str]:
             f"cuda_graph_timeline.csv has {graphs.in_graphs:,} executions in graphs, and "
             "cuda_graph_usage.csv has no replay: rows are missing in it"
         )
-
-
-def _table_bytes(folder: Path) -> int:
-    files = (folder / table.file for table in TABLES.values())
-    return sum(file.stat().st_size for file in files if file.is_file())

@@ -126,9 +126,7 @@ class HolderTally:
         blocks = int(living["blocks"].sum())
         # While a request runs the tables must name one. While the tables are being written, they
         # do not all reach equally far.
-        comparable = idle_sec is not None or (
-            self._session.state != "running" and not living.is_empty()
-        )
+        comparable = idle_sec is not None or (not self._session.goes_on and not living.is_empty())
         leaked = max(0, self._held - blocks) if comparable else 0
         return Holders(
             at_sec=at,

@@ -8,49 +8,90 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from analysis.tables.files import opened
+from analysis.tables.pieces import Piece
 from analysis.tables.rules import RULES
-from analysis.tables.schema import Table
+from analysis.tables.schema import PRECISION_SEC, Table
 
 _TOGETHER = 4 << 20
 """Bytes of lines whose rules are checked at once: each line alone would take far longer."""
 _INT64 = (-(2**63), 2**63 - 1)
 
+_Last = dict[tuple[str, ...], dict[str, float]]
+"""The time and the number of the last row of each kind, such as its engine."""
 
-def first_fault(path: Path, table: Table, end: int) -> tuple[int, str] | None:
+
+@dataclass(frozen=True)
+class Fault:
+    """``what`` is wrong in this ``line`` of the file at ``path``, of its text if it is packed."""
+
+    path: Path
+    is_packed: bool
+    line: int
+    what: str
+
+
+def first_fault(files: Iterable[tuple[Piece, int]], table: Table) -> Fault | None:
+    """The first malformed line of a table's files; None where no line is malformed.
+
+    Args:
+        files: each file of the table, in order, and the byte of its text before which its rows end.
+        table: what should be in them.
+
+    Raises:
+        SessionError: a file cannot be read, or is damaged as a whole.
+
+    """
+    last: _Last = {}
+    for piece, end in files:
+        # In a damaged file, what lines have is not what is wrong.
+        piece.check()
+        with piece.text() as text:
+            found = _first_in(text, table, end, piece.before_sec, last)
+        if found is not None:
+            return Fault(piece.path, piece.packed is not None, *found)
+    return None
+
+
+def _first_in(
+    file: BufferedReader, table: Table, end: int, before_sec: float | None, last: _Last
+) -> tuple[int, str] | None:
     """The number of the first malformed line before byte ``end``, and what is wrong with it.
 
-    None where no line is malformed.
+    ``last``: the last row of each kind in the files before this one, and then in this one.
     """
     width = position = waiting = 0
-    last: dict[tuple[str, ...], dict[str, float]] = {}
     lines: list[tuple[int, bytes]] = []
-    with opened(path) as file:
-        for number in count(1):
-            raw = file.readline(table.longest_line + 1)
-            position += len(raw)
-            if not raw or position > end:
-                break
-            if table.is_csv and number == 1:
-                width = raw.count(b",") + 1
-                continue
-            fault = next(_faults(raw, table, width), None) or _disorder(raw, table, last)
-            if fault:
-                return _broken(lines, table) or (number, fault)
-            lines.append((number, raw))
-            waiting += len(raw)
-            if waiting > _TOGETHER:
-                if (found := _broken(lines, table)) is not None:
-                    return found
-                lines.clear()
-                waiting = 0
+    for number in count(1):
+        raw = file.readline(table.longest_line + 1)
+        position += len(raw)
+        if not raw or position > end:
+            break
+        if table.is_csv and number == 1:
+            width = raw.count(b",") + 1
+            continue
+        fault = next(_faults(raw, table, width), None)
+        if before_sec is not None:
+            fault = fault or _lateness(raw, table, before_sec)
+        else:
+            fault = fault or _disorder(raw, table, last)
+        if fault:
+            return _broken(lines, table) or (number, fault)
+        lines.append((number, raw))
+        waiting += len(raw)
+        if waiting > _TOGETHER:
+            if (found := _broken(lines, table)) is not None:
+                return found
+            lines.clear()
+            waiting = 0
     return _broken(lines, table)
 
 
@@ -87,9 +128,15 @@ def _csv_faults(line: str, table: Table, width: int) -> Iterator[str]:
             yield f"{column} is {shown(field)}, {_out_of_range(column, table)}"
 
 
-def _disorder(
-    raw: bytes, table: Table, last: dict[tuple[str, ...], dict[str, float]]
-) -> str | None:
+def _lateness(raw: bytes, table: Table, before_sec: float) -> str | None:
+    """What to say of a sound row of an opening that is later than what it opens."""
+    (time,) = _values(raw, table, [table.time])
+    if time is None or time * table.time_unit <= before_sec + PRECISION_SEC:
+        return None
+    return f"{table.time} is {time:.6f}, but its segment begins at {before_sec:.6f} s"
+
+
+def _disorder(raw: bytes, table: Table, last: _Last) -> str | None:
     """What to say of a sound row that is earlier than the ``last`` one of its kind, or whose number
     is not larger."""
     if not table.in_order:

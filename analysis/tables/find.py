@@ -11,10 +11,12 @@ from pathlib import Path
 from analysis.errors import SessionError, unreadable
 from analysis.tables.owner import is_own
 from analysis.tables.schema import TABLES
+from analysis.tables.segments import has_segments
 from profilemate import config
 from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
 _STAMP = re.compile(r"session_(\d{8}_\d{6})")
+_SNAPSHOT = re.compile(r"_snapshot_\d{8}_\d{6}Z$")
 _NUMBERED = re.compile(r"(session_\d{8}_\d{6}_\d+_[0-9a-f]{6})(?:_([2-9]|[1-9]\d{1,2}))?")
 """A name that profilemate made, and the number that it gave a session beside the first."""
 
@@ -55,9 +57,10 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
 
 
 def is_session(folder: Path) -> bool:
-    """Whether this folder holds a session's metadata, its journal or one of its tables."""
+    """Whether this folder holds a session's metadata, its journal, or rows of one of its tables."""
     files = [METADATA_FILE, *(table.file for table in TABLES.values())]
-    return has_journal(folder) or any((folder / file).is_file() for file in files)
+    is_any = has_journal(folder) or any((folder / file).is_file() for file in files)
+    return is_any or has_segments(folder)
 
 
 def has_journal(folder: Path) -> bool:
@@ -91,7 +94,12 @@ def siblings(session: Path) -> list[Path]:
 
 
 def _newest_in(folder: Path, *, own_first: bool) -> Path:
-    sessions = [child for child in folder.iterdir() if _is_readable(child) and is_session(child)]
+    sessions = [
+        child
+        for child in folder.iterdir()
+        # What begins with a dot is being made.
+        if not child.name.startswith(".") and _is_readable(child) and is_session(child)
+    ]
     if not sessions:
         raise SessionError(
             f"no session in {folder}: neither it nor a folder in it has a {METADATA_FILE} that you "
@@ -107,9 +115,10 @@ def _is_readable(child: Path) -> bool:
     return os.access(child, os.R_OK | os.X_OK) and child.is_dir()
 
 
-def _age(session: Path) -> tuple[str, float, str]:
-    """Sorts sessions by when they began: the time in the name, else the folder's own."""
+def _age(session: Path) -> tuple[str, bool, float, str]:
+    """Sorts sessions by when they began: the time in the name, else the folder's own. A snapshot
+    comes before the session that it is of."""
     modified = session.stat().st_mtime
     match = _STAMP.match(session.name)
     stamp = match[1] if match else time.strftime("%Y%m%d_%H%M%S", time.localtime(modified))
-    return stamp, modified, session.name
+    return stamp, _SNAPSHOT.search(session.name) is None, modified, session.name

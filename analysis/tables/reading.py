@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a table in parts of some megabytes, and only up to its last finished line.
+"""Read a table's files in parts of some megabytes, and only up to the last finished line.
 
 Polars can scan a CSV file by itself, but not up to a given byte. While a table is being written it
 would fail at the unfinished line, and see more rows in each pass.
@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TypeVar
 
 import polars as pl
 
 from analysis.errors import SessionError
 from analysis.tables.faults import shown
-from analysis.tables.files import opened
-from analysis.tables.schema import Table
+from analysis.tables.pieces import Piece
+from analysis.tables.schema import PRECISION_SEC, Table
 from profilemate.format import cells
 from profilemate.format.session import JOURNAL_FOLDER
 
 _CHUNK = 16 << 20
 _LINE = 1 << 16
+_LARGEST_OPENING = 64 << 20
+"""Bytes of an opening's text: it has a few rows for each request that runs."""
 
 _NOT_A_TABLE = (
     "it is not a table of this format; restore the recorded file, or make it again with "
@@ -34,74 +37,151 @@ _NOT_A_TABLE = (
 
 _CLIENT_TEXT = ("request_id", "lora")
 
+_Item = TypeVar("_Item")
+
 
 @dataclass(frozen=True)
 class Extent:
-    """The bytes of a file that are read: rows from ``begin`` to ``end``. ``width``: how many
+    """The bytes of a file's text that are read: rows from ``begin`` to ``end``. ``width``: how many
     columns a CSV's header names."""
 
+    piece: Piece
     begin: int
     end: int
     width: int
 
+    @property
+    def is_empty(self) -> bool:
+        return self.begin == self.end
 
-def extent(path: Path, table: Table, *, whole: bool) -> Extent:
+
+def extent(piece: Piece, table: Table, *, whole: bool) -> Extent:
     """Where the table's rows are; an empty extent without a file or without a row.
 
     Args:
-        path: the file.
+        piece: the file.
         table: what should be in it.
         whole: the file is complete, so that the last line counts even without its line end.
 
     Raises:
-        SessionError: the header is not the table's.
-        OSError: the file cannot be read.
+        SessionError: the file cannot be read, or the header is not the table's.
 
     """
-    try:
-        with opened(path) as file:
+    if not piece.is_there():
+        return Extent(piece, 0, 0, 0)
+    with piece.text() as file:
+        if piece.packed is not None:
+            end = piece.packed.plain_bytes
+        else:
             end = os.fstat(file.fileno()).st_size if whole else _last_line_end(file, table)
-            header = file.readline(_LINE) if table.is_csv else b""
-    except FileNotFoundError:
-        return Extent(0, 0, 0)
+        header = file.readline(_LINE) if table.is_csv else b""
     if table.is_csv and not header.endswith(b"\n") and len(header) == _LINE:
-        raise SessionError(f"{path}, line 1: {_NOT_A_TABLE}")
+        piece.check()
+        raise SessionError(f"{piece.path}, line 1: {_NOT_A_TABLE}")
     if len(header) > end or not end:
-        return Extent(0, 0, 0)
-    return Extent(len(header), end, _width(header, path, table) if table.is_csv else 0)
+        return Extent(piece, 0, 0, 0)
+    return Extent(piece, len(header), end, _width(header, piece, table) if table.is_csv else 0)
 
 
-def frames(
-    path: Path, table: Table, part: Extent, columns: Sequence[str]
-) -> Iterator[pl.DataFrame]:
-    """These columns of the rows, in the file's order, in frames of some megabytes.
+def frames(parts: Sequence[Extent], table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """These columns of the rows, in the files' order, in frames of some megabytes.
 
-    Their types are those of ``analysis.tables.schema``.
+    Their types are those of ``analysis.tables.schema``. An opening comes first, in one frame, and
+    its rows are in the order of time.
 
     Raises:
         PolarsError: a line is malformed, or too long.
-        OSError: the file cannot be read.
+        SessionError: a file cannot be read, or is damaged.
 
     """
-    if part.begin == part.end:
-        return
-    with opened(path) as file:
-        for begin, end in _extents(file, part, table.longest_line):
-            file.seek(begin)
-            lines = file.read(end - begin)
-            _refuse_long(lines, table.longest_line)
-            frame = _frame(lines, table, part, columns)
-            if frame is not None:
-                yield frame
-
-
-def ahead(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """The same frames; a thread reads each while the caller works on the one before."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, frames, None)
-        while (frame := coming.result()) is not None:
-            coming = reader.submit(next, frames, None)
+    own = []
+    for part in parts:
+        if part.piece.before_sec is None:
+            own.append(part)
+        elif not part.is_empty:
+            yield _opening(part, part.piece.before_sec, table, columns)
+    texts = _texts(own, table)
+    if any(part.piece.packed for part in parts):
+        # Unpacking takes a third of the time that it takes to make a frame.
+        texts = ahead(texts)
+    for part, lines in texts:
+        _refuse_long(lines, table.longest_line)
+        frame = _frame(lines, table, part, columns)
+        if frame is not None:
             yield frame
+
+
+def text_of(parts: Sequence[Extent]) -> Iterator[bytes]:
+    """The text of plain files, one after the other, with the header of the first one only.
+
+    Raises:
+        SessionError: a file cannot be read.
+
+    """
+    for number, part in enumerate(parts):
+        with part.piece.text() as file:
+            header = file.read(part.begin)
+            left = part.end - part.begin
+            if number == 0:
+                yield header
+            while left:
+                text = file.read(min(left, _CHUNK))
+                if not text:
+                    break
+                left -= len(text)
+                yield text
+
+
+def ahead(items: Iterator[_Item]) -> Iterator[_Item]:
+    """The same items; a thread makes each while the caller works on the one before."""
+    with ThreadPoolExecutor(1) as maker:
+        coming = maker.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = maker.submit(next, items, None)
+            yield item
+
+
+def _texts(parts: Sequence[Extent], table: Table) -> Iterator[tuple[Extent, bytes]]:
+    """The lines of the files, in parts. A line that is too long ends one."""
+    for part in parts:
+        if part.is_empty:
+            continue
+        if part.piece.packed is None:
+            with part.piece.text() as file:
+                for begin, end in _extents(file, part, table.longest_line):
+                    file.seek(begin)
+                    yield part, file.read(end - begin)
+        else:
+            header = part.begin
+            for lines in part.piece.packed_lines(_CHUNK, table.longest_line):
+                yield part, lines[header:]
+                header = 0
+
+
+def _opening(part: Extent, before_sec: float, table: Table, columns: Sequence[str]) -> pl.DataFrame:
+    """The rows of an opening, in the order of time, and before what it opens."""
+    if part.end > _LARGEST_OPENING:
+        raise SessionError(
+            f"{part.piece.path}: larger than {_LARGEST_OPENING >> 20} MiB; restore the recorded "
+            "file"
+        )
+    names = list(dict.fromkeys([*columns, table.time]))
+    rows = [pl.DataFrame(schema={name: table.columns[name] for name in names})]
+    for _, lines in _texts([part], table):
+        _refuse_long(lines, table.longest_line)
+        frame = _frame(lines, table, part, names)
+        if frame is not None:
+            rows.append(frame)
+    found = pl.concat(rows)
+    if (found[table.time] * table.time_unit > before_sec + PRECISION_SEC).any():
+        raise pl.exceptions.ComputeError("a row is later than the beginning that it explains")
+    # One that has the very time of the beginning is still of what came before.
+    latest = math.nextafter(before_sec / table.time_unit, 0)
+    return (
+        found.with_columns(pl.col(table.time).clip(upper_bound=latest))
+        .sort(table.time, maintain_order=True)
+        .select(columns)
+    )
 
 
 def _frame(lines: bytes, table: Table, part: Extent, columns: Sequence[str]) -> pl.DataFrame | None:
@@ -132,9 +212,14 @@ def csv_schema(table: Table, part: Extent) -> dict[str, type[pl.DataType] | pl.D
     return {**table.columns, **{f"appended_{number}": pl.String for number in appended}}
 
 
-def last_line(path: Path, table: Table) -> bytes:
-    """The last finished line of a file; empty without one."""
-    with opened(path) as file:
+def last_line(piece: Piece, table: Table) -> bytes:
+    """The last finished line of a plain file; empty without one.
+
+    Raises:
+        SessionError: the file cannot be read.
+
+    """
+    with piece.text() as file:
         end = _last_line_end(file, table)
         file.seek(max(0, end - _LINE))
         return file.read(min(end, _LINE)).rstrip(b"\n").rpartition(b"\n")[2]
@@ -181,7 +266,7 @@ def _refuse_long(lines: bytes, longest: int) -> None:
         begin = end + 1
 
 
-def _width(header: bytes, path: Path, table: Table) -> int:
+def _width(header: bytes, piece: Piece, table: Table) -> int:
     line = header.decode(errors="replace").rstrip("\r\n")
     try:
         names = next(csv.reader([line]), [])
@@ -189,8 +274,11 @@ def _width(header: bytes, path: Path, table: Table) -> int:
         names = [line]
     for number, column in enumerate(table.columns):
         if number >= len(names) or names[number] != column:
+            # In a damaged file, the header is not what is wrong.
+            piece.check()
             found = shown(names[number]) if number < len(names) else "nothing"
             raise SessionError(
-                f"{path}, line 1: {found} where column {number + 1} is {column!r}; {_NOT_A_TABLE}"
+                f"{piece.path}, line 1: {found} where column {number + 1} is {column!r}; "
+                f"{_NOT_A_TABLE}"
             )
     return len(names)

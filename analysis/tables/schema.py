@@ -25,6 +25,8 @@ _LONGEST_JSON_LINE = 32 << 20
 """The contents of a prompt of 10 million tokens, in blocks of 16, are a third of it."""
 LONGEST_SEC = 1e10
 """No session lasts so long: a later time is damage."""
+PRECISION_SEC = 1e-6
+"""The tables have microseconds."""
 MOST_TOKENS = 100_000_000
 """No model takes a longer prompt, gives a longer answer, or has larger blocks."""
 _MOST = 2**31 - 1

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,29 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from analysis.errors import SessionError, unreadable
-from analysis.tables import completing
+from analysis.tables import completing, run_totals, segments, window
 from analysis.tables.completing import State as State
 from analysis.tables.faults import first_fault
 from analysis.tables.find import find_session
 from analysis.tables.metadata import part, text, wall_clock
 from analysis.tables.metadata import read as metadata_of
 from analysis.tables.owner import another as owner_of_another
-from analysis.tables.reading import Extent, ahead, csv_schema, extent, frames, last_line
+from analysis.tables.pieces import Piece
+from analysis.tables.reading import (
+    Extent,
+    ahead,
+    csv_schema,
+    extent,
+    frames,
+    last_line,
+    text_of,
+)
 from analysis.tables.schema import LONGEST_SEC, TABLES, Table
+from analysis.tables.segments import Files
+from analysis.tables.snapshot import Snapshot
+from analysis.tables.snapshot import of as snapshot_of
 from analysis.tables.soundness import DAMAGED, Order, is_damaged
+from analysis.tables.window import Window
 from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
 _ROWS = 100_000
@@ -44,9 +57,13 @@ class Session:
 
     ``state``: ``complete`` (every event is in the tables), ``running`` (a process still records)
     or ``cut off`` (it ended, and events that were only in the journal are lost).
-    ``note``: one sentence on a session that is not complete, or is another user's, else None.
+    ``note``: one sentence on a session that is not complete, is another user's or a snapshot, else
+    None.
     ``metadata``: metadata.json as it is; empty where the file is missing.
-    ``begin_sec``: the end of the warm-up, which figures leave out; 0 leaves nothing out.
+    ``begin_sec``: the end of the warm-up, which figures leave out; 0 leaves nothing out. Never
+    before the beginning of the window.
+    ``window``: what is left of the run; None where all of it is.
+    ``files``: what the tables are made of.
     """
 
     directory: Path
@@ -54,6 +71,29 @@ class Session:
     state: State
     note: str | None = None
     begin_sec: float = 0.0
+    window: Window | None = None
+    files: Files = field(default_factory=Files, repr=False)
+
+    @cached_property
+    def snapshot(self) -> Snapshot | None:
+        """Of which session it is a snapshot; None if it is none."""
+        return snapshot_of(self.metadata)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether vLLM ran when the tables were written: they need not reach equally far then, and
+        requests had not ended."""
+        return self.state == "running" or bool(self.snapshot and self.snapshot.was_running)
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether there is a file of a table."""
+        return any(piece.is_there() for table in TABLES.values() for piece in self._pieces(table))
+
+    def after(self, begin_sec: float) -> Session:
+        """The session without what came before this time, or before the beginning of the window."""
+        earliest = 0.0 if self.window is None else self.window.begin_sec
+        return replace(self, begin_sec=max(begin_sec, earliest))
 
     def scan(self, table: str, *, history: bool = False) -> pl.LazyFrame:
         """A table as a lazy frame, in the file's order; an empty one where the file is missing.
@@ -82,17 +122,18 @@ class Session:
         return pl.col(known.time) * known.time_unit >= self.begin_sec
 
     def _scan(self, known: Table) -> pl.LazyFrame:
-        part = self._extent(known)
+        extents = self._extents(known)
         columns = list(known.columns)
-        if part.begin == part.end:
+        if not extents:
             return pl.LazyFrame(schema=dict(known.columns))
-        path = self._path(known)
-        if self.state == "complete" and known.is_csv and _is_utf8(path):
+        first = extents[0]
+        is_one = len(extents) == 1 and first.piece.packed is None
+        if self.state == "complete" and known.is_csv and is_one and _is_utf8(first.piece.path):
             return pl.scan_csv(
-                path,
+                first.piece.path,
                 has_header=False,
                 skip_rows=1,
-                schema=csv_schema(known, part),
+                schema=csv_schema(known, first),
                 glob=False,
             ).select(columns)
 
@@ -158,8 +199,11 @@ class Session:
             every = history or not self.begin_sec
             wanted = columns if every else list(dict.fromkeys([*columns, known.time]))
             in_order = Order(known, wanted if self._is_ordered(known) else ())
-            for frame in ahead(self._frames(known, wanted)):
-                if is_damaged(known, frame) or not in_order.goes_on(frame):
+            openings = self._openings(known)
+            for count, frame in enumerate(ahead(self._frames(known, wanted))):
+                # Numbers in an opening, which sums up, need not rise.
+                goes_on = count < openings or in_order.goes_on(frame)
+                if is_damaged(known, frame) or not goes_on:
                     raise self._malformed(known, DAMAGED)
                 yield frame if every else frame.filter(self.in_window(table)).select(columns)
             if {*known.checked} <= {*wanted}:
@@ -187,7 +231,7 @@ class Session:
             yield from self._with_short_columns(table, columns)
 
     def _read(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        return frames(self._path(table), table, self._extent(table), columns)
+        return frames(self._extents(table), table, columns)
 
     def _short_columns(self, table: Table) -> pl.DataFrame:
         """The columns of a JSON-lines table that are no lists, kept in memory.
@@ -229,56 +273,85 @@ class Session:
             return last
         return max(last, ended - began)
 
-    def _path(self, table: Table) -> Path:
-        return self.directory / table.file
+    def plain_text(self, table: str) -> Iterator[bytes]:
+        """The text of a table's files that are not packed, as of one file, up to the last finished
+        line; nothing where there is no row.
 
-    def _extent(self, table: Table) -> Extent:
-        """Which bytes of the file are read. They are the same in every pass over it."""
-        if table.name not in self._extents:
-            whole = self.state == "complete"
+        Raises:
+            SessionError: a file cannot be read.
+
+        """
+        known = TABLES[table]
+        plain = [one for one in self._extents(known) if one.piece.packed is None]
+        return text_of(plain)
+
+    def _pieces(self, table: Table) -> tuple[Piece, ...]:
+        """The table's files. What comes while the session is read is left for the next time."""
+        if table.name in self.files.plain:
+            return self.files.of(table)
+        return (Piece(self.directory / table.file),)
+
+    def _extents(self, table: Table) -> tuple[Extent, ...]:
+        """Which bytes of its files are read. They are the same in every pass over them."""
+        if table.name not in self._known_extents:
+            is_whole = self.state == "complete"
             with self._reading(table):
-                self._extents[table.name] = extent(self._path(table), table, whole=whole)
-        return self._extents[table.name]
+                found = [extent(piece, table, whole=is_whole) for piece in self._pieces(table)]
+            self._known_extents[table.name] = tuple(one for one in found if not one.is_empty)
+        return self._known_extents[table.name]
 
     @cached_property
-    def _extents(self) -> dict[str, Extent]:
+    def _known_extents(self) -> dict[str, tuple[Extent, ...]]:
         return {}
 
+    def _openings(self, table: Table) -> int:
+        """How many of the first frames of a CSV table are openings."""
+        is_opening = (one.piece.before_sec is not None for one in self._extents(table))
+        return sum(is_opening) if table.is_csv else 0
+
     def _last_time(self, table: Table) -> float:
-        path = self._path(table)
-        if not table.is_csv or not path.exists():
+        if not table.is_csv or next(iter(table.columns)) != table.time:
             return 0.0
+        for piece in reversed(self._pieces(table)):
+            if piece.packed is not None:
+                return piece.packed.last_sec or 0.0
+            if piece.is_there() and (time := self._last_time_in(piece, table)) is not None:
+                return time
+        return 0.0
+
+    def _last_time_in(self, piece: Piece, table: Table) -> float | None:
+        """The last time in a plain file; None where it has no row."""
         with self._reading(table):
-            field = last_line(path, table).partition(b",")[0]
+            cell = last_line(piece, table).partition(b",")[0]
         try:
-            time = float(field)
+            last = float(cell)
         except ValueError:
             # It is the header, or a malformed line, which reading the table reports.
-            return 0.0
-        return time if 0 <= time <= LONGEST_SEC else 0.0
+            return None
+        return last if 0 <= last <= LONGEST_SEC else 0.0
 
     @contextmanager
     def _reading(self, table: Table) -> Iterator[None]:
-        path = self._path(table)
         try:
             yield
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable(self.directory / table.file, error) from None
         except pl.exceptions.PolarsError as error:
             raise self._malformed(table, str(error).partition("\n")[0]) from None
 
     def _malformed(self, table: Table, otherwise: str) -> SessionError:
-        path = self._path(table)
         known = table if self._is_ordered(table) else replace(table, in_order=())
         with self._reading(table):
-            fault = first_fault(path, known, self._extent(table).end)
+            fault = first_fault([(one.piece, one.end) for one in self._extents(table)], known)
         if fault is None:
-            return SessionError(f"{path} is malformed: {otherwise}")
-        line, what = fault
-        return SessionError(
-            f"{path}, line {line}: {what}; repair or remove that line, or make the table again "
-            f"with 'profilemate finalize' if {JOURNAL_FOLDER}/ is still there"
+            return SessionError(f"{self.directory / table.file} is malformed: {otherwise}")
+        remedy = (
+            "restore the recorded file"
+            if fault.is_packed
+            else "repair or remove that line, or make the table again with 'profilemate finalize' "
+            f"if {JOURNAL_FOLDER}/ is still there"
         )
+        return SessionError(f"{fault.path}, line {fault.line}: {fault.what}; {remedy}")
 
 
 def _is_utf8(path: Path) -> bool:
@@ -319,14 +392,32 @@ def open_session(
         raise SessionError(f"after_sec is {after_sec}; give a number of seconds from 0 on")
     if after_requests < 0:
         raise SessionError(f"after_requests is {after_requests}; give a number from 0 on")
-    session = _opened(find_session(path), complete=complete)
-    begin_sec = max(after_sec, _arrival(session, after_requests))
-    if begin_sec and begin_sec >= session.end_sec:
+    session = _with_files(_opened(find_session(path), complete=complete))
+    asked_sec = max(after_sec, _arrival(session, after_requests))
+    if asked_sec and asked_sec >= session.end_sec:
         raise SessionError(
             f"nothing is left of {session.directory}: it ends at {session.end_sec:.6g} s, and what "
-            f"came before {begin_sec:.6g} s is to be left out; leave out less"
+            f"came before {asked_sec:.6g} s is to be left out; leave out less"
         )
-    return replace(session, begin_sec=begin_sec)
+    return session.after(asked_sec)
+
+
+def _with_files(session: Session) -> Session:
+    """The session with its files, and what is left of its run.
+
+    Raises:
+        SessionError: a segment is missing or damaged, or nothing has come since all before the
+            window was removed.
+
+    """
+    files = segments.find(session.directory, hold=session.state != "complete")
+    session = replace(session, files=files, window=window.of(files, session.metadata))
+    if session.window is not None and session.window.begin_sec >= session.end_sec:
+        raise SessionError(
+            f"nothing is left of {session.directory}: what came before "
+            f"{session.window.begin_sec:.6g} s was removed, and nothing has come since"
+        )
+    return session.after(0)
 
 
 def _arrival(session: Session, number: int) -> float:
@@ -335,15 +426,27 @@ def _arrival(session: Session, number: int) -> float:
         return 0.0
     requests = TABLES["requests"]
     arrivals = pl.Series([], dtype=pl.Float64)
-    for batch in session.batches(requests.name, [requests.time]):
+    for batch in session.batches(requests.name, [requests.time], history=True):
         arrivals.append(batch.to_series())
-    if number >= len(arrivals):
+    removed = _removed(session, len(arrivals))
+    if number >= removed + len(arrivals):
         raise SessionError(
-            f"nothing is left of {session.directory}: of its requests {len(arrivals):,} have "
-            f"ended, and {number:,} are to be left out; leave out fewer"
+            f"nothing is left of {session.directory}: of its requests "
+            f"{removed + len(arrivals):,} have ended, and {number:,} are to be left out; leave out "
+            "fewer"
         )
-    arrival: float = arrivals.sort()[number] * requests.time_unit
+    if number < removed:
+        return 0.0
+    arrival: float = arrivals.sort()[number - removed] * requests.time_unit
     return arrival
+
+
+def _removed(session: Session, left: int) -> int:
+    """How many requests ended whose rows were removed; 0 where it was not counted."""
+    if session.window is None:
+        return 0
+    run = run_totals.read(session.directory)
+    return 0 if run is None else max(0, run.ended - left)
 
 
 def _opened(directory: Path, *, complete: bool) -> Session:
@@ -352,14 +455,15 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     metadata = metadata_of(directory)
     owner = owner_of_another(directory)
     if metadata.get("complete") is True:
-        note = None if owner is None else f"it belongs to {owner}"
-        return Session(directory, metadata, "complete", note)
+        notes = [_of_snapshot(metadata), "" if owner is None else f"it belongs to {owner}"]
+        return Session(directory, metadata, "complete", "; ".join(filter(None, notes)) or None)
     if owner is not None:
         return Session(
             directory, metadata, _state_of_anothers(directory, metadata), _anothers(owner)
         )
     if not has_journal:
-        return Session(directory, metadata, "cut off", _without_journal(directory, metadata))
+        notes = [_of_snapshot(metadata), _without_journal(directory, metadata)]
+        return Session(directory, metadata, "cut off", "; ".join(filter(None, notes)))
     if not complete:
         return Session(directory, metadata, "cut off", f"read as it is, without {JOURNAL_FOLDER}/")
     state, note = completing.complete(directory)
@@ -367,6 +471,13 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     if state == "complete" and metadata.get("complete") is not True:
         state, note = "cut off", _without_journal(directory, metadata)
     return Session(directory, metadata, state, note)
+
+
+def _of_snapshot(metadata: Mapping[str, Any]) -> str:
+    snapshot = snapshot_of(metadata)
+    return (
+        "" if snapshot is None else f"it is a snapshot of {snapshot.of}, taken {snapshot.taken_at}"
+    )
 
 
 def _anothers(owner: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.pool.usage import Usage, blocks_by_engine
+from analysis.summary import About
 from analysis.tables.facts import Cost, Facts
 from analysis.tables.session import State
 from analysis.wording.formats import byte_size, duration, seconds, with_details
@@ -83,10 +84,33 @@ MORE = "More of this program: "
 """Goes in front of ``more``: each engine of a program has a session."""
 
 
-def window(duration_sec: float, begin_sec: float) -> str:
+def window(about: About) -> str:
     """For how long it was looked at."""
-    warm_up = f" after {duration(begin_sec)} of warm-up" if begin_sec else ""
-    return f"{duration(duration_sec - begin_sec)}{warm_up}"
+    length = duration(about.duration_sec - about.begin_sec)
+    if about.window is not None:
+        return f"the last {length} of {duration(about.duration_sec)}"
+    return f"{length} after {duration(about.begin_sec)} of warm-up" if about.begin_sec else length
+
+
+def removed(about: About) -> str | None:
+    """Which part of the run the figures are of; None where nothing was removed."""
+    if about.window is None:
+        return None
+    last = f"The figures below are of the last {duration(about.duration_sec - about.begin_sec)}"
+    why = "was removed to stay within VLLM_PROFILING_KEEP"
+    if about.snapshot is not None:
+        why = "is not in this snapshot"
+    return (
+        f"{last}: what came before {why}. Prompts of before, unless asked for since, count as new"
+    )
+
+
+def warm_up(about: About) -> str | None:
+    """What was left out as warm-up; None where nothing was."""
+    kept_from = 0.0 if about.window is None else about.window.begin_sec
+    if about.begin_sec <= kept_from:
+        return None
+    return f"the first {duration(about.begin_sec)} of {duration(about.duration_sec)}"
 
 
 def _when(started_at: str | None, duration_sec: float, known: Facts) -> str:

@@ -18,6 +18,7 @@ from profilemate.commands.plan import PlanOptions, plan
 from profilemate.commands.reconcile import ReconcileOptions, reconcile
 from profilemate.commands.report import ReportOptions, report
 from profilemate.commands.shared.errors import errors_in_one_line
+from profilemate.commands.snapshot import SnapshotOptions, snapshot
 from profilemate.commands.summary import SummaryOptions, summary
 from profilemate.commands.sweep import SweepOptions, sweep
 from profilemate.commands.whatif import WhatifOptions, whatif
@@ -61,6 +62,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "compare": _command(compare, CompareOptions),
     "check": _command(check, CheckOptions),
     "finalize": _command(finalize, FinalizeOptions),
+    "snapshot": _command(snapshot, SnapshotOptions),
     "doctor": _command(doctor, DoctorOptions),
     "plan": _command(plan, PlanOptions),
     "sweep": _command(sweep, SweepOptions),

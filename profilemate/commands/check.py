@@ -180,10 +180,8 @@ def _opened(path: Path | None, options: CheckOptions) -> Session:
         SessionError: there is no such session, or it has no table.
 
     """
-    from analysis.tables.schema import TABLES
-
     session = opened(path, options.after, options.requests_after)
-    if not any((session.directory / table.file).is_file() for table in TABLES.values()):
+    if not session.has_tables:
         raise SessionError(
             f"{session.directory} has no table, so there is nothing to check; name another session"
         )

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent.parent
 ANALYSIS = ["-m", "analysis"]
 PROFILEMATE = ["-c", "from profilemate.cli import main; main()"]
 NAMES = [
-    *("summary", "report", "compare", "check", "finalize"),
+    *("summary", "report", "compare", "check", "finalize", "snapshot"),
     *("doctor", "plan", "sweep", "reconcile", "whatif"),
 ]
 

@@ -37,7 +37,7 @@ def _text(text: str) -> str:
 
 
 def _session(name: str, about: About) -> str:
-    length = window(about.duration_sec, about.begin_sec)
+    length = window(about)
     baseline = ", the baseline" if name == NAMES[0] else ""
     return (
         f"<dt><b>{name}</b> {_text(about.session_id)}{baseline}</dt>"

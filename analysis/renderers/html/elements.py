@@ -13,6 +13,7 @@ from analysis.renderers.html.chart import Bars, Chart, Section, Table
 from analysis.renderers.html.key_figures import KeyFigure
 from analysis.wording.advice import NONE, setting
 from analysis.wording.printable import printable
+from analysis.wording.run_totals import HEADING
 from analysis.wording.session import Fact
 
 _ZOOM = (
@@ -163,6 +164,17 @@ def facts(known: Iterable[Fact]) -> str:
         f"<div><dt>{text(fact.label)}</dt>"
         f"<dd>{text(f'{fact.value} {fact.remark}'.strip())}</dd></div>"
         for fact in known
+    )
+
+
+def whole_run(known: Sequence[Fact]) -> str:
+    """The section of the whole run; nothing where nothing is known."""
+    if not known:
+        return ""
+    return (
+        '<section id="whole-run" aria-labelledby="whole-run-heading">\n'
+        f'<h2 id="whole-run-heading">{text(HEADING)}</h2>\n'
+        f'<dl class="facts">\n{facts(known)}\n</dl>\n</section>'
     )
 
 

@@ -39,6 +39,7 @@ from analysis.renderers.html.frame import asset, framed
 from analysis.renderers.html.report import Report
 from analysis.series import Series
 from analysis.summary import Summary
+from analysis.wording import run_totals
 from analysis.wording import session as words
 
 Charts = Callable[[Report], Iterable[Chart]]
@@ -55,6 +56,8 @@ def render(summary: Summary, series: Series) -> str:
         notes.insert(0, f"{words.unfinished(session.state)}: {session.note or ''}")
     elif session.note:
         notes.insert(0, f"Note: {session.note}.")
+    if (left := words.removed(session)) is not None:
+        notes.append(f"{left}.")
     if session.siblings:
         notes.append(f"{words.MORE}{words.more(session.siblings)}.")
     content = Template(asset("page.html")).substitute(
@@ -65,6 +68,7 @@ def render(summary: Summary, series: Series) -> str:
         advice=elements.advice(summary.advice),
         figures=elements.figures(key_figures.figures(summary)),
         sections="\n".join(elements.section(section) for section in sections),
+        whole_run=elements.whole_run(list(run_totals.facts(summary))),
         facts=elements.facts([*facts, words.cost(summary.cost)]),
     )
     links = elements.links(sections) + '\n<a href="#about">About</a>'

@@ -38,7 +38,7 @@ def _session(name: str, about: About, *, is_baseline: bool) -> Iterator[Line]:
     baseline = "  (the baseline)" if is_baseline else ""
     yield ((f"{name}  ", "label"), (about.session_id, "title"), (baseline, "label"))
     yield ((f"   {about.directory}", "label"),)
-    length = window(about.duration_sec, about.begin_sec)
+    length = window(about)
     yield ((f"   {length}, {about.state}", "label"),)
 
 

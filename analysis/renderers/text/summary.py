@@ -32,8 +32,8 @@ from analysis.renderers.text.sections import (
     waiting,
 )
 from analysis.summary import About, Summary
-from analysis.wording.formats import duration
-from analysis.wording.session import MORE, more, unfinished
+from analysis.wording.run_totals import HEADING
+from analysis.wording.session import MORE, more, removed, unfinished, warm_up
 
 
 def write(summary: Summary, out: TextIO) -> None:
@@ -54,6 +54,7 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from section("In short", story.lines(summary))
     yield from section("Advice", advice.lines(summary.advice))
     yield from section("Session", session.lines(summary))
+    yield from section(HEADING, session.whole_run(summary))
     yield from section("KV cache usage, weighted by time", _usage(summary, bar))
     yield from section("Who holds blocks", holders.lines(summary.holders))
     yield from section("Blocks", allocations.lines(summary.allocations))
@@ -90,8 +91,9 @@ def _header(about: About) -> Iterator[Line]:
         yield from wrapped(f"{unfinished(about.state)}: ", about.note or "", "warning", "")
     elif about.note:
         yield from wrapped("Note: ", about.note, "warning", "")
-    if about.begin_sec:
-        left_out = f"the first {duration(about.begin_sec)} of {duration(about.duration_sec)}"
+    if (left := removed(about)) is not None:
+        yield from wrapped("Window: ", f"{left}.", "warning", "")
+    if (left_out := warm_up(about)) is not None:
         yield from wrapped("Warm-up left out: ", left_out, "warning", "")
     if about.siblings:
         yield from wrapped(MORE, more(about.siblings), "warning", "")

@@ -15,6 +15,7 @@ from profilemate.format.session import (
     JOURNAL_FOLDER,
     KEPT_FOLDER,
     METADATA_FILE,
+    SEGMENTS_FOLDER,
 )
 
 LONGEST_NAME = 239
@@ -79,14 +80,21 @@ def _reason_against(path: Path, target: Path) -> str | None:
 def _is_record(target: Path) -> bool:
     """Whether the file is, or would be, one of a session's own."""
     from analysis.tables.find import is_session
+    from analysis.tables.run_totals import TOTALS_FILE
     from analysis.tables.schema import TABLES
+    from analysis.tables.segments import has_segments
     from profilemate.collector.metadata import SUMMARY_FILE
 
     folder = target.parent
+    if any(
+        above.name == SEGMENTS_FOLDER and has_segments(above.parent)
+        for above in (folder, folder.parent)
+    ):
+        return True
     if folder.name in (JOURNAL_FOLDER, KEPT_FOLDER):
         return any((folder / file).exists() for file in (FOUNDING_FILE, CLOSED_FILE))
     tables = {table.file for table in TABLES.values()}
-    records = {METADATA_FILE, SUMMARY_FILE, JOURNAL_FOLDER, KEPT_FOLDER} | tables
+    records = {METADATA_FILE, SUMMARY_FILE, TOTALS_FILE, JOURNAL_FOLDER, KEPT_FOLDER} | tables
     return target.name in records and is_session(folder)
 
 

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from analysis.renderers.text.layout import Line, row
 from analysis.summary import Summary
 from analysis.tables.facts import Cost
-from analysis.wording import session
+from analysis.wording import run_totals, session
 from analysis.wording.session import Fact
 
 
 def lines(summary: Summary) -> Iterator[Line]:
     about = summary.session
     for fact in session.facts(summary.facts, summary.usage, about.started_at, about.duration_sec):
+        yield from _fact(fact)
+
+
+def whole_run(summary: Summary) -> Iterator[Line]:
+    for fact in run_totals.facts(summary):
         yield from _fact(fact)
 
 

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file with rows of a table. Most tables are one; those of long sessions are several."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+from analysis.errors import unreadable
+from analysis.tables.files import Held, opened
+from analysis.tables.unpacking import AsFile, Packed, Unpacker
+
+_BUFFER = 1 << 16
+
+
+@dataclass(frozen=True)
+class Piece:
+    """``in_segment``: it is a segment's. Then it is there, and no symbolic link is followed.
+
+    ``packed``: what the segment's index says of a packed file; None for a plain one.
+    ``before_sec``: where the rows are an opening, the moment at which things stood so. ``held``:
+    the open file, where it may be renamed or removed while the session is read.
+    """
+
+    path: Path
+    in_segment: bool = False
+    packed: Packed | None = None
+    before_sec: float | None = None
+    held: Held | None = None
+
+    def is_there(self) -> bool:
+        """Whether there is something to read, even if it turns out to be no file."""
+        if self.in_segment or self.held is not None:
+            return True
+        try:
+            os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def text_bytes(self) -> int:
+        """Bytes of the file's text; 0 where there is no file."""
+        if self.packed is not None:
+            return self.packed.plain_bytes
+        try:
+            info = os.stat(self.path if self.held is None else self.held.fileno())
+        except OSError:
+            return 0
+        return info.st_size if stat.S_ISREG(info.st_mode) else 0
+
+    @contextmanager
+    def text(self) -> Iterator[BufferedReader]:
+        """The file's text, until the ``with`` block ends.
+
+        Raises:
+            SessionError: it cannot be read, or is damaged.
+
+        """
+        with self._naming(), self._opened() as file:
+            if self.packed is None:
+                yield file
+            else:
+                with Unpacker(file, self.path, self.packed) as unpacker:
+                    yield BufferedReader(AsFile(unpacker), _BUFFER)
+
+    def check(self) -> None:
+        """Read a packed file to its end, where it shows that it is whole.
+
+        Raises:
+            SessionError: it cannot be read, or is damaged.
+
+        """
+        if self.packed is not None:
+            for _ in self.packed_lines(_BUFFER, 0):
+                pass
+
+    def packed_lines(self, size: int, longest: int) -> Iterator[bytes]:
+        """The text of a packed file, in parts, as ``Unpacker.lines`` gives it.
+
+        Raises:
+            SessionError: it cannot be read, or is damaged.
+
+        """
+        if self.packed is None:
+            raise ValueError(f"{self.path} is not packed")
+        with self._naming(), self._opened() as file:
+            yield from Unpacker(file, self.path, self.packed).lines(size, longest)
+
+    def _opened(self) -> BufferedReader:
+        if self.held is None:
+            return opened(self.path, follow=not self.in_segment)
+        return self.held.reader()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise unreadable(self.path, error) from None

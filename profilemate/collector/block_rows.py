@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from profilemate.collector.blocks import Loss, Pool
 from profilemate.collector.decode import ImpossibleError
+from profilemate.collector.engine_totals import EngineTotals
 from profilemate.collector.tables import Tables
-from profilemate.collector.totals import Totals
 
 
 class BlockRows:
@@ -29,7 +29,7 @@ class BlockRows:
         origin_ns: int,
         usage_blocks: Sequence[int],
         tables: Tables,
-        totals: Totals,
+        totals: EngineTotals,
     ) -> None:
         self.step = 0
         self._rank = rank
@@ -39,10 +39,18 @@ class BlockRows:
         self._allocations = tables.append("kv_cache_allocations.csv")
         self._evictions = tables.append("kv_cache_evictions.csv")
         self._totals = totals
+        self._moved = totals.moved
         self._last_usage: list[tuple[int, ...] | None] = [None] * len(usage_blocks)
 
     def usage(
-        self, when: str, number: int, pool: Pool, free: int, running: int, waiting: int
+        self,
+        time: int,
+        when: str,
+        number: int,
+        pool: Pool,
+        free: int,
+        running: int,
+        waiting: int,
     ) -> None:
         """The pool is so full; nothing is written where that is what the last row says.
 
@@ -54,10 +62,10 @@ class BlockRows:
             return
         self._last_usage[number] = state
         of = self._usage_blocks[number]
-        usage = 100 * (1 - free / of) if of else 0.0
-        self._totals.held(self._rank, number, held)
+        usage = f"{100 * (1 - free / of) if of else 0.0:.2f}"
+        self._totals.used(number, time, float(usage), held, cached)
         self._usage(
-            f"{when},{usage:.2f},{held},{pool.total},{cached},{pool.num_free},"
+            f"{when},{usage},{held},{pool.total},{cached},{pool.num_free},"
             f"{running},{waiting},{self._rank},{number}"
         )
 
@@ -72,6 +80,7 @@ class BlockRows:
         group: int | str,
     ) -> None:
         """So many blocks were allocated, reused, cached or freed, or all lost their contents."""
+        self._moved[pool, event, group] += count
         self._allocations(
             f"{(time - self._origin) / 1e9:.6f},{event},{count},{cell},{evicted},{self.step},"
             f"{self._rank},{pool},{group}"
@@ -82,7 +91,7 @@ class BlockRows:
         if not losses:
             return 0
         when = f"{(time - self._origin) / 1e9:.6f}"
-        count = lifetimes = idles = 0
+        count = 0
         for life, copies_left, blocks, contents in losses:
             allocated, accessed, freed, reuses, owner, group, origin = life
             lifetime, idle = time - allocated, time - accessed
@@ -100,7 +109,5 @@ class BlockRows:
             rows = [f"{block}{middle}{content}" for block, content in pairs]
             self._evictions(f"{begin}{between.join(rows)}{end}")
             count += len(rows)
-            lifetimes += len(rows) * lifetime
-            idles += len(rows) * idle
-        self._totals.evicted(count, lifetimes, idles)
+        self._totals.evict(losses, time, reason, pool)
         return count

@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import NoReturn
 
-from profilemate.collector import gpu_memory, leftovers, metadata, worker
+from profilemate.collector import gpu_memory, leftovers, metadata, totals_file, worker
 from profilemate.collector.decode import Episode
 from profilemate.collector.gpu_memory import Sampler
 from profilemate.collector.producer import Producer
@@ -20,9 +20,11 @@ from profilemate.collector.worker import Worker
 from profilemate.format import session
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
+from profilemate.format.totals import RunTotals
 
 POLL_SEC = 0.1
 METADATA_SEC = 2.0
+TOTALS_SEC = 1.0
 
 BACKLOG_BYTES = 1 << 17
 """After a read of this much there is likely more: it is read without a pause."""
@@ -63,8 +65,11 @@ class Follower:
         self.totals = Totals()
         self.producers: dict[str, Producer] = {}
         self.lag_ns = 0
+        self.last_lag_ns = 0
         self._sampler = sampler
         self._samples = self.tables.extend(gpu_memory.TABLE)
+        if sampler is None:
+            self.totals.gpus = totals_file.earlier_gpus(self.folder)
 
     def _open(self, folder: Folder | Path) -> Folder:
         if isinstance(folder, Folder):
@@ -108,12 +113,35 @@ class Follower:
         self.tables.flush()
         return due[0][1].time if due else None
 
+    def lags(self, lag_ns: int) -> None:
+        """It took so long from the first event of a round to its table; 0: there was none."""
+        self.last_lag_ns = lag_ns
+        self.lag_ns = max(self.lag_ns, lag_ns)
+
+    def write_totals(self, *, ended: bool) -> RunTotals:
+        """Write totals.json; returns what it says."""
+        followed = self._sampler is not None
+        found = totals_file.content(
+            self.founding,
+            self.ordered(),
+            self.totals,
+            {
+                "lag_ns": self.last_lag_ns if followed else None,
+                "longest_lag_ns": self.lag_ns if followed else None,
+                "table_bytes": self.tables.bytes_written,
+            },
+            ended=ended,
+        )
+        totals_file.write(self.tables.folder, found)
+        return found
+
     def write(self, *, ended: bool) -> None:
-        """Write the rows, metadata.json and the totals."""
+        """Write the rows, the totals and metadata.json."""
         self.tables.flush()
         producers = self.ordered()
         workers = [producer.state for producer in producers if isinstance(producer.state, Worker)]
         worker.write_usage(self.tables.folder, workers)
+        self.write_totals(ended=ended)
         sampler = self._sampler
         sampling = sampler.state() if sampler else gpu_memory.earlier_sampling(self.folder)
         metadata.write(
@@ -132,13 +160,17 @@ class Follower:
         if self._sampler is not None:
             states = ((producer.state, producer.header) for producer in self.ordered())
             self._sampler.watch([header for state, header in states if isinstance(state, Worker)])
-            self._samples(self._sampler.rows())
+            self._take(self._sampler.rows())
+
+    def _take(self, samples: list[str]) -> None:
+        self._samples(samples)
+        self.totals.sampled(samples)
 
     def close(self) -> None:
         """Nothing more comes: apply what is left and write everything."""
         if self._sampler is not None:
             self._sampler.stop()
-            self._samples(self._sampler.rows())
+            self._take(self._sampler.rows())
         self.apply()
         for producer in self.ordered():
             producer.close()
@@ -190,7 +222,7 @@ def follow(folder: Folder, journals: Folder) -> None:
     founding = session.read_founding(journals)
     follower = Follower(folder, folder, Sampler(founding.origin_ns), journals)
     began = time.monotonic()
-    next_metadata = 0.0
+    next_metadata = next_totals = 0.0
     while True:
         follower.discover()
         # Before reading: what a producer wrote before it ended is read below.
@@ -200,13 +232,16 @@ def follow(folder: Folder, journals: Folder) -> None:
         read = follower.read()
         follower.sample()
         first = follower.apply(time.monotonic_ns() - MERGE_NS)
-        if first is not None:
-            follower.lag_ns = max(follower.lag_ns, time.monotonic_ns() - first)
+        follower.lags(0 if first is None else time.monotonic_ns() - first)
         if not folder.has_folder(session.JOURNAL_FOLDER):
             _end_without_journals(follower)
         if time.monotonic() >= next_metadata:
             follower.write(ended=False)
             next_metadata = time.monotonic() + METADATA_SEC
+            next_totals = time.monotonic() + TOTALS_SEC
+        elif time.monotonic() >= next_totals:
+            follower.write_totals(ended=False)
+            next_totals = time.monotonic() + TOTALS_SEC
         if not alive and not read and follower.retire():
             break
         if read < BACKLOG_BYTES:

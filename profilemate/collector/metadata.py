@@ -75,8 +75,8 @@ def _metadata(
     return {
         "format_version": FORMAT_VERSION,
         "session_id": founding.session_id,
-        "started_at": _iso(founding.started_at),
-        "ended_at": _iso(founding.started_at + seconds) if ended else None,
+        "started_at": iso(founding.started_at),
+        "ended_at": iso(founding.started_at + seconds) if ended else None,
         "duration_sec": round(seconds, 6),
         "complete": ended and not dropped and not failed,
         "dropped_events": dropped,
@@ -148,6 +148,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
     }
 
 
-def _iso(seconds: float) -> str:
+def iso(seconds: float) -> str:
+    """A moment as ``metadata.json`` writes it."""
     moment = datetime.fromtimestamp(seconds, timezone.utc)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

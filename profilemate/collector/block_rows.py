@@ -39,7 +39,6 @@ class BlockRows:
         self._allocations = tables.append("kv_cache_allocations.csv")
         self._evictions = tables.append("kv_cache_evictions.csv")
         self._totals = totals
-        self._moved = totals.moved
         self._last_usage: list[tuple[int, ...] | None] = [None] * len(usage_blocks)
 
     def usage(
@@ -80,7 +79,7 @@ class BlockRows:
         group: int | str,
     ) -> None:
         """So many blocks were allocated, reused, cached or freed, or all lost their contents."""
-        self._moved[pool, event, group] += count
+        self._totals.moved[pool, event, group] += count
         self._allocations(
             f"{(time - self._origin) / 1e9:.6f},{event},{count},{cell},{evicted},{self.step},"
             f"{self._rank},{pool},{group}"
@@ -91,7 +90,7 @@ class BlockRows:
         if not losses:
             return 0
         when = f"{(time - self._origin) / 1e9:.6f}"
-        count = 0
+        count, lost = 0, self._totals.losses
         for life, copies_left, blocks, contents in losses:
             allocated, accessed, freed, reuses, owner, group, origin = life
             lifetime, idle = time - allocated, time - accessed
@@ -108,6 +107,10 @@ class BlockRows:
             pairs = zip(blocks, contents, strict=True)
             rows = [f"{block}{middle}{content}" for block, content in pairs]
             self._evictions(f"{begin}{between.join(rows)}{end}")
-            count += len(rows)
-        self._totals.evict(losses, time, reason, pool)
+            number = len(rows)
+            count += number
+            since = None if freed is None else time - freed
+            lost.append(
+                (number, lifetime, idle, since, reuses, copies_left, pool, group, reason, origin)
+            )
         return count

@@ -93,7 +93,7 @@ class Engine:
             handlers[op](self, *event)
         if self._endings:
             for request, finish in self._endings.write(self.lost):
-                self._totals.finish(request, finish)
+                self._totals.ended.append((request, finish))
                 del self._requests[request.number]
         self.last_ns = episode.time or self.last_ns
 
@@ -112,7 +112,7 @@ class Engine:
                     raise ImpossibleError(f"request {number:,} came after {self._arrived:,} others")
                 self._arrived += 1
                 self._requests[number] = parse_request(number, blob, time, self._max_tokens)
-            self._totals.arrive(self._arrived)
+            self._totals.arrived = self._arrived
         if _LOST in ops:
             parts = [list(PARTS)[place] for _, place in events_of(episode, _LOST)]
             self._lose(dict.fromkeys(parts, "its journal does not say why"))
@@ -188,7 +188,7 @@ class Engine:
         pool = self._pools[number]
         uses = pool.reuse(blocks, cell, time)
         if self._looking_up is None or not self._looking_up.preemptions:
-            self._totals.reuse(uses, time)
+            self._totals.reuses += [(time - accessed, used) for accessed, used in uses]
         count = pool.count(blocks)
         if count:
             real = next(block for block in blocks if block != pool.null)
@@ -353,7 +353,7 @@ class Engine:
         running, waiting, tokens, prefill, scheduled, *free_counts = numbers
         when = self._seconds(ended)
         self._steps.ended(began, ended, when, running, waiting, tokens, prefill, scheduled)
-        self._totals.step(ended - began, tokens, prefill, scheduled)
+        self._totals.steps.append((ended - began, tokens, prefill, scheduled))
         self._write_usage(ended, when, running, waiting, free_counts)
 
     def _updated(self, time: int, numbers: list[int]) -> None:
@@ -390,7 +390,7 @@ class Engine:
     def _write_lookup(
         self, request: Request, lookup: OpenRow, external: int, admitted: int
     ) -> None:
-        self._totals.prefix.add(request.number, lookup, external, admitted)
+        self._totals.prefix.rows.append((request.number, lookup, external, admitted))
         self._lookup_rows(
             f"{self._seconds(lookup.began)},{request.cell},{lookup.query_tokens},"
             f"{lookup.hit_tokens},{external},{lookup.kind},{admitted},{lookup.lookups},{self.rank}"

@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from operator import eq
+from typing import Any, NamedTuple
 
-from profilemate.collector.blocks import Loss
 from profilemate.collector.histogram import Histogram
 from profilemate.collector.prefix_totals import PrefixTotals
 from profilemate.collector.requests import Finish, Request
 from profilemate.format import totals
 from profilemate.format.totals import BANDS, REUSES, SCHEDULE_NS, TIMES_NS
 
-_MOVED = ("allocate", "reuse", "cache", "free")
 _OVER, _FLOORS = 90, (40, 60, 80)
+
+
+def _three() -> list[int]:
+    return [0, 0, 0]
 
 
 class PoolTotals:
@@ -42,17 +45,53 @@ class PoolTotals:
         return band_ns
 
     def state(self) -> Any:
-        return [self.held, self.cached, self.peak_held, self.band_ns, self.band, self.since]
+        return [
+            self.held,
+            self.cached,
+            self.peak_held,
+            list(self.band_ns),
+            self.band,
+            self.since,
+        ]
 
     def restore(self, state: Any) -> None:
         self.held, self.cached, self.peak_held, band_ns, self.band, self.since = state
         self.band_ns = list(band_ns)
 
 
+LostBlocks = tuple[int, int, int, int | None, int, int, int, int, str, str]
+"""Blocks that lost their contents together: how many; their lifetime, idle and evictable time; how
+often they were reused; how many other blocks still have each content; pool, group, reason and
+origin."""
+
+
+class Sums(NamedTuple):
+    """Counts of blocks, unless the name says otherwise."""
+
+    total_blocks: int = 0
+    allocated: int = 0
+    freed: int = 0
+    evicted: int = 0
+    lifetime_ns: int = 0
+    idle_ns: int = 0
+    preemptions: int = 0
+    ended: int = 0
+    """Requests."""
+
+
 class EngineTotals:
     """One engine. ``held_changed`` is told by how many blocks a pool's held ones changed.
 
-    ``moved`` counts blocks by pool, event and group; whoever writes the rows adds to it.
+    Whoever writes a row adds to these, which costs much less than to call a method for it:
+
+    Attributes:
+        moved: blocks by pool, event and group.
+        losses: contents that were lost.
+        reuses: nanoseconds since blocks that a request found were used before, and how many.
+        steps: how long each step took; its tokens, those of prompts, and its requests.
+        ended: requests that ended.
+
+    All but the first wait for ``fold``, which adds them up together.
     """
 
     def __init__(self, pools: Sequence[int], held_changed: Callable[[int], None]) -> None:
@@ -65,13 +104,18 @@ class EngineTotals:
         self.preemptions = 0
         self.running = 0
         self.waiting = 0
-        self.lifetime = Histogram(TIMES_NS)
-        self.idle = Histogram(TIMES_NS)
+        self.losses: list[LostBlocks] = []
+        self.reuses: list[tuple[int, int]] = []
+        self.steps: list[tuple[int, int, int, int]] = []
+        self.ended: list[tuple[Request, Finish]] = []
         self._held_changed = held_changed
-        self._evictions: dict[tuple[int, int, str, str], list[int]] = {}
+        self._evictions: defaultdict[tuple[Any, ...], list[int]] = defaultdict(_three)
+        """Blocks, those never reused, and those with copies, by pool, group, reason, origin."""
+        self._lifetime = Histogram(TIMES_NS)
+        self._idle = Histogram(TIMES_NS)
         self._evictable = Histogram(TIMES_NS)
         self._reuse_gap = Histogram(TIMES_NS)
-        self._reuses = Histogram(REUSES)
+        self._reuse_counts = Histogram(REUSES)
         self._finished: defaultdict[str, int] = defaultdict(int)
         self._tokens = [0, 0, 0]
         """Of prompts and answers, and computed ones, of the requests that ended."""
@@ -85,20 +129,21 @@ class EngineTotals:
         self._schedule = Histogram(SCHEDULE_NS)
 
     @property
-    def total_blocks(self) -> int:
-        return sum(pool.total for pool in self.pools)
+    def sums(self) -> Sums:
+        """What kv_cache_summary.txt adds up over all engines."""
+        self.fold()
+        return Sums(
+            total_blocks=sum(pool.total for pool in self.pools),
+            allocated=self._blocks("allocate"),
+            freed=self._blocks("free"),
+            evicted=sum(counts[0] for counts in self._evictions.values()),
+            lifetime_ns=self._lifetime.sum,
+            idle_ns=self._idle.sum,
+            preemptions=self.preemptions,
+            ended=sum(self._finished.values()),
+        )
 
-    @property
-    def evicted(self) -> int:
-        """Cached blocks that lost their content."""
-        return sum(counts[0] for counts in self._evictions.values())
-
-    @property
-    def ended(self) -> int:
-        """Requests that ended."""
-        return sum(self._finished.values())
-
-    def blocks(self, event: str) -> int:
+    def _blocks(self, event: str) -> int:
         """So many blocks were moved by this event."""
         return sum(count for (_, of, _), count in self.moved.items() if of == event)
 
@@ -115,74 +160,70 @@ class EngineTotals:
             if held > pool.peak_held:
                 pool.peak_held = held
 
-    def evict(self, losses: list[Loss], time: int, reason: str, pool: int) -> None:
-        """These contents were lost."""
-        bounds, evictions = TIMES_NS, self._evictions
-        lifetimes, idles, evictables = self.lifetime, self.idle, self._evictable
-        reused = self._reuses
-        for life, copies_left, blocks, _ in losses:
-            allocated, accessed, freed, reuses, _, group, origin = life
-            count = len(blocks)
-            lifetime, idle = time - allocated, time - accessed
-            place = bisect_right(bounds, lifetime)
-            lifetimes.counts[place] += count
-            lifetimes.sum += lifetime * count
-            if idle != lifetime:
-                place = bisect_right(bounds, idle)
-            idles.counts[place] += count
-            idles.sum += idle * count
-            if freed is not None:
-                evictables.add(time - freed, count)
-            if reuses:
-                reused.add(reuses, count)
-            else:
-                reused.counts[0] += count
-            key = (pool, group, reason, origin)
-            counts = evictions.get(key)
-            if counts is None:
-                counts = evictions[key] = [0, 0, 0]
-            counts[0] += count
-            if not reuses:
-                counts[1] += count
+    def fold(self) -> None:
+        """Add up what waits."""
+        self.prefix.fold()
+        if self.losses:
+            self._add_losses(self.losses)
+            self.losses.clear()
+        if self.reuses:
+            gaps, counts = zip(*self.reuses, strict=True)
+            self._reuse_gap.add_times(gaps, counts)
+            self.reuses.clear()
+        if self.steps:
+            self._add_steps(self.steps)
+            self.steps.clear()
+        if self.ended:
+            self._add_ended(self.ended)
+            self.ended.clear()
+
+    def _add_losses(self, losses: list[LostBlocks]) -> None:
+        counts, lifetimes, idles, _, reuses, *_ = zip(*losses, strict=True)
+        self._lifetime.add_times(lifetimes, counts)
+        self._idle.add_times(idles, counts)
+        self._reuse_counts.add_times(reuses, counts)
+        let_go = [(loss[3], loss[0]) for loss in losses if loss[3] is not None]
+        if let_go:
+            self._evictable.add_times(*zip(*let_go, strict=True))
+        evictions = self._evictions
+        for count, _, _, _, reused, copies_left, *key in losses:
+            sums = evictions[tuple(key)]
+            sums[0] += count
+            if not reused:
+                sums[1] += count
             if copies_left:
-                counts[2] += count
+                sums[2] += count
 
-    def reuse(self, uses: list[tuple[int, int]], time: int) -> None:
-        """A request found blocks: when they were last used, and how many were used then."""
-        for accessed, count in uses:
-            self._reuse_gap.add(time - accessed, count)
-
-    def arrive(self, count: int) -> None:
-        """So many requests have arrived by now."""
-        self.arrived = count
-
-    def finish(self, request: Request, finish: Finish) -> None:
-        """A request ended, and its row is written."""
-        self._finished[finish.reason] += 1
-        tokens = self._tokens
-        tokens[0] += request.prompt_tokens
-        tokens[1] += finish.output_tokens
-        tokens[2] += finish.computed_tokens
-        arrived = request.arrived
-        if request.admitted is not None:
-            # Where arrivals are not recorded, a request comes when it is looked up, within a step.
-            self._queue.add(max(0, request.admitted - arrived))
-        if request.first_token is not None:
-            self._first_token.add(max(0, request.first_token - arrived))
-        self._duration.add(finish.time - arrived)
-        self.prefix.forget(request.number)
-
-    def step(self, duration: int, tokens: int, prefill: int, requests: int) -> None:
-        """A step ended."""
-        if not tokens:
-            self._steps[3] += 1
+    def _add_steps(self, steps: list[tuple[int, int, int, int]]) -> None:
+        busy = [step for step in steps if step[1]]
+        self._steps[3] += len(steps) - len(busy)
+        if not busy:
             return
-        self._steps[(prefill < tokens) + (not prefill)] += 1
-        scheduled = self._scheduled
-        scheduled[0] += prefill
-        scheduled[1] += tokens - prefill
-        scheduled[2] += requests
-        self._schedule.add(duration)
+        durations, tokens, prefills, requests = zip(*busy, strict=True)
+        prompts, answers = sum(map(eq, tokens, prefills)), prefills.count(0)
+        for place, count in enumerate((prompts, len(busy) - prompts - answers, answers)):
+            self._steps[place] += count
+        self._scheduled[0] += sum(prefills)
+        self._scheduled[1] += sum(tokens) - sum(prefills)
+        self._scheduled[2] += sum(requests)
+        self._schedule.add(durations)
+
+    def _add_ended(self, ended: list[tuple[Request, Finish]]) -> None:
+        for reason, count in Counter(finish.reason for _, finish in ended).items():
+            self._finished[reason] += count
+        self._tokens[0] += sum(request.prompt_tokens for request, _ in ended)
+        self._tokens[1] += sum(finish.output_tokens for _, finish in ended)
+        self._tokens[2] += sum(finish.computed_tokens for _, finish in ended)
+        # Where arrivals are not recorded, a request comes when it is looked up, within a step.
+        self._queue.add(
+            [max(0, r.admitted - r.arrived) for r, _ in ended if r.admitted is not None]
+        )
+        self._first_token.add(
+            [max(0, r.first_token - r.arrived) for r, _ in ended if r.first_token is not None]
+        )
+        self._duration.add([finish.time - request.arrived for request, finish in ended])
+        for request, _ in ended:
+            self.prefix.forget(request.number)
 
     def repeat(self, count: int) -> None:
         """A step that scheduled nothing was repeated."""
@@ -190,17 +231,18 @@ class EngineTotals:
 
     def content(self, rank: int, lost: Collection[str], until: int) -> totals.Engine:
         """As in ``totals.json``. ``until``: time of the session's last event."""
+        self.fold()
         prefill, mixed, decode, idle = self._steps
         return {
             "engine": rank,
             "lost": sorted(lost),
             "pools": [self._pool(number, until) for number in range(len(self.pools))],
             "blocks": {
-                "lifetime": self.lifetime.content(),
-                "idle": self.idle.content(),
+                "lifetime": self._lifetime.content(),
+                "idle": self._idle.content(),
                 "evictable": self._evictable.content(),
                 "reuse_gap": self._reuse_gap.content(),
-                "reuses": self._reuses.content(),
+                "reuses": self._reuse_counts.content(),
             },
             "prefix_cache": self.prefix.content(),
             "requests": {
@@ -272,29 +314,32 @@ class EngineTotals:
 
     def state(self) -> Any:
         """What ``restore`` takes; JSON keeps it exactly."""
+        self.fold()
         return {
             "pools": [pool.state() for pool in self.pools],
             "moved": [[*key, count] for key, count in self.moved.items()],
             "resets": [[*key, count] for key, count in self.resets.items()],
-            "evictions": [[*key, counts] for key, counts in self._evictions.items()],
+            "evictions": [[*key, list(counts)] for key, counts in self._evictions.items()],
             "prefix": self.prefix.state(),
             "requests": [self.arrived, self.preemptions, self.running, self.waiting],
             "finished": dict(self._finished),
-            "tokens": self._tokens,
-            "steps": self._steps,
-            "scheduled": self._scheduled,
+            "tokens": list(self._tokens),
+            "steps": list(self._steps),
+            "scheduled": list(self._scheduled),
             "histograms": [histogram.state() for histogram in self._histograms()],
         }
 
     def restore(self, state: Any) -> None:
         """Go on where another one of this engine was."""
+        self.fold()
         for pool, known in zip(self.pools, state["pools"], strict=True):
             pool.restore(known)
         self.moved.clear()
         self.moved.update({tuple(key): count for *key, count in state["moved"]})
         self.resets.clear()
         self.resets.update({tuple(key): count for *key, count in state["resets"]})
-        self._evictions = {tuple(key): list(counts) for *key, counts in state["evictions"]}
+        self._evictions.clear()
+        self._evictions.update({tuple(key): list(sums) for *key, sums in state["evictions"]})
         self.prefix.restore(state["prefix"])
         self.arrived, self.preemptions, self.running, self.waiting = state["requests"]
         self._finished = defaultdict(int, state["finished"])
@@ -306,11 +351,11 @@ class EngineTotals:
 
     def _histograms(self) -> tuple[Histogram, ...]:
         return (
-            self.lifetime,
-            self.idle,
+            self._lifetime,
+            self._idle,
             self._evictable,
             self._reuse_gap,
-            self._reuses,
+            self._reuse_counts,
             self._queue,
             self._first_token,
             self._duration,

@@ -110,6 +110,7 @@ class Follower:
         due.sort(key=lambda pair: pair[1].time)
         for producer, episode in due:
             producer.apply(episode)
+        self.totals.fold()
         self.tables.flush()
         return due[0][1].time if due else None
 

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import repeat
+from operator import mul
 from typing import Any
 
 from profilemate.format import totals
@@ -19,10 +23,20 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0
 
-    def add(self, value: int, count: int = 1) -> None:
-        """The value came so many times."""
-        self.counts[bisect_right(self.bounds, value)] += count
-        self.sum += value * count
+    def add(self, values: Sequence[int]) -> None:
+        """These values came."""
+        counts = self.counts
+        for place, times in Counter(map(bisect_right, repeat(self.bounds), values)).items():
+            counts[place] += times
+        self.sum += sum(values)
+
+    def add_times(self, values: Sequence[int], times: Sequence[int]) -> None:
+        """Each of these values came so many times."""
+        counts = self.counts
+        places = map(bisect_right, repeat(self.bounds), values)
+        for place, count in zip(places, times, strict=True):
+            counts[place] += count
+        self.sum += sum(map(mul, values, times))
 
     def content(self) -> totals.Histogram:
         """As in ``totals.json``."""

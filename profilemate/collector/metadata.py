@@ -48,8 +48,9 @@ def write(
 
     """
     content = _metadata(founding, producers, tables, sampling, ended, lag_sec)
-    if totals.total_blocks:
-        folder.write(SUMMARY_FILE, totals.summary().encode())
+    summary = totals.summary()
+    if summary is not None:
+        folder.write(SUMMARY_FILE, summary.encode())
     folder.write(METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n")
 
 

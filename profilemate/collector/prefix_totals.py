@@ -13,53 +13,67 @@ from typing import Any
 from profilemate.collector.lookups import FIRST, RESUMED, RETRY, SKIPPED, OpenRow
 from profilemate.format import totals
 
-_KINDS = {FIRST: "fresh", RETRY: "fresh", RESUMED: "resumed", SKIPPED: "skipped"}
+FRESH = "fresh"
+
+_KINDS = {FIRST: FRESH, RETRY: FRESH, RESUMED: "resumed", SKIPPED: "skipped"}
 
 
 class PrefixTotals:
-    """Sums over the rows of the prefix cache's lookups."""
+    """Sums over the rows of the prefix cache's lookups.
+
+    Whoever writes a row appends it to ``rows``: the request's number, the row, tokens found
+    outside, and whether it was admitted. There it waits for ``fold``.
+    """
 
     def __init__(self) -> None:
-        self._sums = {name: [0, 0, 0] for name in ("fresh", "resumed", "skipped")}
+        self.rows: list[tuple[int, OpenRow, int, int]] = []
+        self._sums = {name: [0, 0, 0] for name in _KINDS.values()}
         """Lookups, tokens asked for, and tokens found."""
         self._once = [0] * 6
         """Requests, those that found something, tokens asked for and found; requests that found
         something outside, and these tokens."""
         self._counted: dict[int, tuple[int, int, int]] = {}
 
-    def add(self, request: int, row: OpenRow, external: int, admitted: int) -> None:
-        """A row of this request was written."""
-        sums = self._sums[_KINDS[row.kind]]
-        sums[0] += row.lookups
-        sums[1] += row.query_tokens * row.lookups
-        sums[2] += row.hit_tokens * row.lookups
-        if admitted and row.kind in (FIRST, RETRY):
-            before = self._counted.get(request)
-            if before is not None:
-                self._count(*before, -1)
-            found = (row.query_tokens, row.hit_tokens, external)
-            self._count(*found, 1)
-            self._counted[request] = found
+    def fold(self) -> None:
+        """Add up the rows that wait."""
+        for request, row, external, admitted in self.rows:
+            lookups, query, hit, kind = row.lookups, row.query_tokens, row.hit_tokens, row.kind
+            name = _KINDS[kind]
+            sums = self._sums[name]
+            sums[0] += lookups
+            sums[1] += query * lookups
+            sums[2] += hit * lookups
+            if admitted and name == FRESH:
+                before = self._counted.get(request)
+                if before is not None:
+                    self._count(*before, -1)
+                self._count(query, hit, external, 1)
+                self._counted[request] = (query, hit, external)
+        self.rows.clear()
 
     def _count(self, query: int, hit: int, external: int, sign: int) -> None:
         once = self._once
         once[0] += sign
-        once[1] += sign * (hit > 0)
         once[2] += sign * query
-        once[3] += sign * hit
-        once[4] += sign * (external > 0)
-        once[5] += sign * external
+        if hit:
+            once[1] += sign
+            once[3] += sign * hit
+        if external:
+            once[4] += sign
+            once[5] += sign * external
 
     def forget(self, request: int) -> None:
-        """The request has ended."""
+        """The request has ended, and no row of it waits."""
         self._counted.pop(request, None)
 
     def forget_all(self) -> None:
         """No request is known any more."""
+        self.fold()
         self._counted.clear()
 
     def content(self) -> totals.PrefixCache:
         """As in ``totals.json``."""
+        self.fold()
         requests, hit, query_tokens, hit_tokens, external_hit, external_tokens = self._once
         return {
             "requests": requests,
@@ -68,15 +82,16 @@ class PrefixTotals:
             "hit_tokens": hit_tokens,
             "external_requests_hit": external_hit,
             "external_hit_tokens": external_tokens,
-            "fresh": _lookups(self._sums["fresh"]),
+            "fresh": _lookups(self._sums[FRESH]),
             "resumed": _lookups(self._sums["resumed"]),
             "skipped": _lookups(self._sums["skipped"]),
         }
 
     def state(self) -> Any:
         """What ``restore`` takes; JSON keeps it exactly."""
+        self.fold()
         counted = [[request, *found] for request, found in self._counted.items()]
-        return [self._sums, self._once, counted]
+        return [{name: list(sums) for name, sums in self._sums.items()}, list(self._once), counted]
 
     def restore(self, state: Any) -> None:
         """Go on where another one was."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from profilemate.collector.engine_totals import EngineTotals
+from profilemate.collector.engine_totals import EngineTotals, Sums
 from profilemate.collector.worker_totals import WorkerTotals
 from profilemate.format import totals
 
@@ -65,34 +65,33 @@ class Totals:
         self._held += by
         self.peak_held = max(self.peak_held, self._held)
 
-    @property
-    def total_blocks(self) -> int:
-        """Blocks of all pools."""
-        return sum(engine.total_blocks for engine in self.engines.values())
+    def fold(self) -> None:
+        """Add up what waits."""
+        for engine in self.engines.values():
+            engine.fold()
 
-    def summary(self) -> str:
-        """The text of kv_cache_summary.txt."""
-        engines = self.engines.values()
-        total = self.total_blocks
-        evicted = sum(engine.evicted for engine in engines)
-        lifetime_ns = sum(engine.lifetime.sum for engine in engines)
-        idle_ns = sum(engine.idle.sum for engine in engines)
-        peak = 100 * self.peak_held / total if total else 0.0
+    def summary(self) -> str | None:
+        """The text of kv_cache_summary.txt; None where there are no blocks."""
+        sums = [engine.sums for engine in self.engines.values()]
+        of = Sums(*map(sum, zip(Sums(), *sums, strict=True)))
+        if not of.total_blocks:
+            return None
+        evicted = max(1, of.evicted)
         lost = "The figures of blocks end early: see metadata.json, lost\n"
         lost = lost if self._blocks_lost else ""
         return (
             "KV Cache Statistics\n"
             f"{'=' * 50}\n\n"
-            f"Total blocks available: {total}\n"
-            f"Total allocations: {sum(engine.blocks('allocate') for engine in engines)}\n"
-            f"Total deallocations: {sum(engine.blocks('free') for engine in engines)}\n"
+            f"Total blocks available: {of.total_blocks}\n"
+            f"Total allocations: {of.allocated}\n"
+            f"Total deallocations: {of.freed}\n"
             f"Peak blocks used: {self.peak_held}\n"
-            f"Peak usage: {peak:.2f}%\n"
-            f"Total evictions: {evicted}\n"
-            f"Avg block lifetime: {lifetime_ns / max(1, evicted) / 1e9:.2f}s\n"
-            f"Avg idle before eviction: {idle_ns / max(1, evicted) / 1e9:.2f}s\n"
-            f"Total preemptions: {sum(engine.preemptions for engine in engines)}\n"
-            f"Finished requests: {sum(engine.ended for engine in engines)}\n{lost}"
+            f"Peak usage: {100 * self.peak_held / of.total_blocks:.2f}%\n"
+            f"Total evictions: {of.evicted}\n"
+            f"Avg block lifetime: {of.lifetime_ns / evicted / 1e9:.2f}s\n"
+            f"Avg idle before eviction: {of.idle_ns / evicted / 1e9:.2f}s\n"
+            f"Total preemptions: {of.preemptions}\n"
+            f"Finished requests: {of.ended}\n{lost}"
         )
 
     def state(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class WorkerTotals:
 
     def state(self) -> Any:
         """What ``restore`` takes; JSON keeps it exactly."""
-        return [[*key, sums] for key, sums in self._sums.items()]
+        return [[*key, list(sums)] for key, sums in self._sums.items()]
 
     def restore(self, state: Any) -> None:
         """Go on where another one was."""

@@ -110,7 +110,6 @@ class BlockRows:
             number = len(rows)
             count += number
             since = None if freed is None else time - freed
-            lost.append(
-                (number, lifetime, idle, since, reuses, copies_left, pool, group, reason, origin)
-            )
+            key = (pool, group, reason, origin)
+            lost.append((key, number, lifetime, idle, since, reuses, copies_left))
         return count

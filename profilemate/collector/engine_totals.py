@@ -18,6 +18,14 @@ from profilemate.format.totals import BANDS, REUSES, SCHEDULE_NS, TIMES_NS
 _OVER, _FLOORS = 90, (40, 60, 80)
 
 
+def _of_known(
+    times: Sequence[int | None], counts: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The times that are known, and their counts."""
+    pairs = [(time, n) for time, n in zip(times, counts, strict=True) if time is not None]
+    return [time for time, _ in pairs], [n for _, n in pairs]
+
+
 def _three() -> list[int]:
     return [0, 0, 0]
 
@@ -59,10 +67,10 @@ class PoolTotals:
         self.band_ns = list(band_ns)
 
 
-LostBlocks = tuple[int, int, int, int | None, int, int, int, int, str, str]
-"""Blocks that lost their contents together: how many; their lifetime, idle and evictable time; how
-often they were reused; how many other blocks still have each content; pool, group, reason and
-origin."""
+LostBlocks = tuple[tuple[int, int, str, str], int, int, int, int | None, int, int]
+"""Blocks that lost their contents together: their pool, group, reason and origin; how many; their
+lifetime, idle and evictable time; how often they were reused, and how many other blocks still have
+each content."""
 
 
 class Sums(NamedTuple):
@@ -178,16 +186,17 @@ class EngineTotals:
             self.ended.clear()
 
     def _add_losses(self, losses: list[LostBlocks]) -> None:
-        counts, lifetimes, idles, _, reuses, *_ = zip(*losses, strict=True)
+        keys, counts, lifetimes, idles, evictables, reuses, copies = zip(*losses, strict=True)
         self._lifetime.add_times(lifetimes, counts)
         self._idle.add_times(idles, counts)
         self._reuse_counts.add_times(reuses, counts)
-        let_go = [(loss[3], loss[0]) for loss in losses if loss[3] is not None]
-        if let_go:
-            self._evictable.add_times(*zip(*let_go, strict=True))
+        if None in evictables:
+            self._evictable.add_times(*_of_known(evictables, counts))
+        else:
+            self._evictable.add_times(evictables, counts)
         evictions = self._evictions
-        for count, _, _, _, reused, copies_left, *key in losses:
-            sums = evictions[tuple(key)]
+        for key, count, reused, copies_left in zip(keys, counts, reuses, copies, strict=True):
+            sums = evictions[key]
             sums[0] += count
             if not reused:
                 sums[1] += count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,21 @@ SESSION = "VLLM_PROFILING_SESSION"
 FAILED = "VLLM_PROFILING_FAILED"
 GPU_TIMING = "VLLM_PROFILING_GPU_TIMING"
 GPU_INTERVAL = "VLLM_PROFILING_GPU_INTERVAL"
-NAMES = (SWITCH, ENABLE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED, GPU_TIMING, GPU_INTERVAL)
+METRICS = "VLLM_PROFILING_METRICS"
+NAMES = (
+    SWITCH,
+    ENABLE_SWITCH,
+    DIRECTORY,
+    VERBOSE,
+    SESSION,
+    FAILED,
+    GPU_TIMING,
+    GPU_INTERVAL,
+    METRICS,
+)
+
+Address = tuple[str, int]
+"""A host and a port."""
 
 DEFAULT_GPU_INTERVAL_SEC = 1.0
 LONGEST_INTERVAL_SEC = 86_400.0
@@ -31,6 +46,12 @@ LONGEST_SHOWN = 80
 
 EVERYTHING = "all"
 """Stands for every hook in VLLM_PROFILING_FAILED."""
+
+_ADDRESS = re.compile(
+    r"(?P<v4>localhost|[0-9]{1,3}(?:\.[0-9]{1,3}){3}|(?=\[))"
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\])?:(?P<port>[0-9]{1,5})"
+)
+"""No other name: to look one up can take long."""
 
 _ON_OFF = {
     **dict.fromkeys(("1", "true", "on", "yes"), True),
@@ -55,6 +76,8 @@ class Config:
     """Whether to measure how long replays of CUDA graphs take on the GPU."""
     gpu_interval_sec: float
     """Seconds between two samples of GPU memory; 0: none are taken."""
+    metrics: Address | None
+    """Where the collector offers metrics; None: nowhere."""
     problems: tuple[str, ...]
     """One line for each value that was not understood."""
 
@@ -121,6 +144,16 @@ def read(environ: Mapping[str, str]) -> Config:
             return ""
         return value if value.strip() else ""
 
+    def address(name: str) -> Address | None:
+        value = environ.get(name, "").strip()
+        found = _address(value)
+        if value and found is None:
+            problems.append(
+                f"{name}={shortened(value, LONGEST_SHOWN)} is not understood "
+                "(an IP address and a port, such as 127.0.0.1:9400); no metrics are offered"
+            )
+        return found
+
     failed = tuple(filter(None, environ.get(FAILED, "").split(",")))
     switched_on = [switch(SWITCH, True), switch(ENABLE_SWITCH, True)]
     return Config(
@@ -131,13 +164,27 @@ def read(environ: Mapping[str, str]) -> Config:
         failed=failed,
         gpu_timing=switch(GPU_TIMING, False),
         gpu_interval_sec=seconds(GPU_INTERVAL, DEFAULT_GPU_INTERVAL_SEC),
+        metrics=address(METRICS),
         problems=tuple(problems),
     )
+
+
+def _address(value: str) -> Address | None:
+    match = _ADDRESS.fullmatch(value)
+    if match is None or not 0 < int(match["port"]) < 1 << 16:
+        return None
+    return match["v4"] or match["v6"], int(match["port"])
 
 
 def shortened(text: str, most: int) -> str:
     """The text, or its beginning and three dots."""
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def shown_address(address: Address) -> str:
+    """The address as ``VLLM_PROFILING_METRICS`` has it."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def leave_for_children(environ: MutableMapping[str, str], failed: str) -> None:

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from bisect import bisect_right
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import NoReturn
 
+from profilemate import config
 from profilemate.collector import gpu_memory, leftovers, metadata, totals_file, worker
 from profilemate.collector.decode import Episode
+from profilemate.collector.endpoint import Endpoint
 from profilemate.collector.gpu_memory import Sampler
 from profilemate.collector.producer import Producer
 from profilemate.collector.tables import Tables
@@ -20,7 +23,6 @@ from profilemate.collector.worker import Worker
 from profilemate.format import session
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
-from profilemate.format.totals import RunTotals
 
 POLL_SEC = 0.1
 METADATA_SEC = 2.0
@@ -54,6 +56,7 @@ class Follower:
         target: Folder | Path,
         sampler: Sampler | None = None,
         journals: Folder | None = None,
+        endpoint: Endpoint | None = None,
     ) -> None:
         self._opened = contextlib.ExitStack()
         self.folder = self._open(folder)
@@ -67,6 +70,7 @@ class Follower:
         self.lag_ns = 0
         self.last_lag_ns = 0
         self._sampler = sampler
+        self._endpoint = endpoint or Endpoint(None)
         self._samples = self.tables.extend(gpu_memory.TABLE)
         if sampler is None:
             self.totals.gpus = totals_file.earlier_gpus(self.folder)
@@ -119,8 +123,8 @@ class Follower:
         self.last_lag_ns = lag_ns
         self.lag_ns = max(self.lag_ns, lag_ns)
 
-    def write_totals(self, *, ended: bool) -> RunTotals:
-        """Write totals.json; returns what it says."""
+    def write_totals(self, *, ended: bool) -> None:
+        """Write totals.json, and offer the same as metrics."""
         followed = self._sampler is not None
         found = totals_file.content(
             self.founding,
@@ -134,7 +138,7 @@ class Follower:
             ended=ended,
         )
         totals_file.write(self.tables.folder, found)
-        return found
+        self._endpoint.show(found)
 
     def write(self, *, ended: bool) -> None:
         """Write the rows, the totals and metadata.json."""
@@ -152,6 +156,7 @@ class Follower:
             self.tables,
             self.totals,
             sampling,
+            self._endpoint.state(),
             ended=ended,
             lag_sec=self.lag_ns / 1e9 if self.lag_ns else None,
         )
@@ -221,7 +226,8 @@ def follow(folder: Folder, journals: Folder) -> None:
     """
     leftovers.clear(folder, locked=True)
     founding = session.read_founding(journals)
-    follower = Follower(folder, folder, Sampler(founding.origin_ns), journals)
+    endpoint = Endpoint(config.read(os.environ).metrics)
+    follower = Follower(folder, folder, Sampler(founding.origin_ns), journals, endpoint)
     began = time.monotonic()
     next_metadata = next_totals = 0.0
     while True:

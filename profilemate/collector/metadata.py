@@ -30,6 +30,7 @@ def write(
     tables: Tables,
     totals: Totals,
     sampling: Sampling,
+    metrics: dict[str, Any] | None,
     *,
     ended: bool,
     lag_sec: float | None = None,
@@ -43,11 +44,13 @@ def write(
         tables: the tables.
         totals: the session's totals.
         sampling: how GPU memory was sampled.
+        metrics: where metrics are offered, and what is wrong with it; None where they are not.
         ended: every producer is gone, and all that it wrote is in the tables.
         lag_sec: the longest that an event took to reach its table; None where not followed.
 
     """
     content = _metadata(founding, producers, tables, sampling, ended, lag_sec)
+    content["metrics"] = metrics
     summary = totals.summary()
     if summary is not None:
         folder.write(SUMMARY_FILE, summary.encode())

@@ -12,6 +12,7 @@ digits as it takes: a sum of nanoseconds may be longer than 64 bits.
 from __future__ import annotations
 
 import json
+import stat
 from typing import TypedDict, cast
 
 from profilemate.format.errors import SessionError
@@ -274,12 +275,15 @@ def read(folder: Folder) -> RunTotals:
     """
     path = folder.path / TOTALS_FILE
     try:
+        info = folder.stat(TOTALS_FILE)
+        if info is None:
+            raise SessionError(
+                f"{folder.path} has no {TOTALS_FILE}: it was recorded by an older profilemate, or "
+                "its collector has not begun"
+            )
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_BYTES:
+            raise SessionError(f"{path} is no file of less than {MAX_BYTES >> 20} MiB")
         content = folder.read(TOTALS_FILE)
-    except FileNotFoundError:
-        raise SessionError(
-            f"{folder.path} has no {TOTALS_FILE}: it was recorded by an older profilemate, or its "
-            "collector has not begun"
-        ) from None
     except OSError as error:
         raise SessionError(f"cannot read {path}: {error.strerror}") from None
     try:

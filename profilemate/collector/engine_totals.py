@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from operator import eq
 from typing import Any, NamedTuple
 
@@ -28,6 +28,16 @@ def _of_known(
 
 def _three() -> list[int]:
     return [0, 0, 0]
+
+
+class Held:
+    """Blocks that requests hold in all pools of the session, now and at the peak."""
+
+    __slots__ = ("held", "peak")
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.peak = 0
 
 
 class PoolTotals:
@@ -88,7 +98,7 @@ class Sums(NamedTuple):
 
 
 class EngineTotals:
-    """One engine. ``held_changed`` is told by how many blocks a pool's held ones changed.
+    """One engine. ``everywhere`` are the held blocks of all pools of the session.
 
     Whoever writes a row adds to these, which costs much less than to call a method for it:
 
@@ -102,7 +112,7 @@ class EngineTotals:
     All but the first wait for ``fold``, which adds them up together.
     """
 
-    def __init__(self, pools: Sequence[int], held_changed: Callable[[int], None]) -> None:
+    def __init__(self, pools: Sequence[int], everywhere: Held) -> None:
         self.pools = [PoolTotals(total) for total in pools]
         self.moved: defaultdict[tuple[int, str, int | str], int] = defaultdict(int)
         self.resets: defaultdict[tuple[int, bool], int] = defaultdict(int)
@@ -116,7 +126,7 @@ class EngineTotals:
         self.reuses: list[tuple[int, int]] = []
         self.steps: list[tuple[int, int, int, int]] = []
         self.ended: list[tuple[Request, Finish]] = []
-        self._held_changed = held_changed
+        self._everywhere = everywhere
         self._evictions: defaultdict[tuple[Any, ...], list[int]] = defaultdict(_three)
         """Blocks, those never reused, and those with copies, by pool, group, reason, origin."""
         self._lifetime = Histogram(TIMES_NS)
@@ -163,7 +173,10 @@ class EngineTotals:
         pool.since, pool.cached = time, cached
         pool.band = len(_FLOORS) + 1 if usage_pct > _OVER else bisect_right(_FLOORS, usage_pct)
         if held != pool.held:
-            self._held_changed(held - pool.held)
+            everywhere = self._everywhere
+            everywhere.held += held - pool.held
+            if everywhere.held > everywhere.peak:
+                everywhere.peak = everywhere.held
             pool.held = held
             if held > pool.peak_held:
                 pool.peak_held = held
@@ -218,21 +231,26 @@ class EngineTotals:
         self._schedule.add(durations)
 
     def _add_ended(self, ended: list[tuple[Request, Finish]]) -> None:
-        for reason, count in Counter(finish.reason for _, finish in ended).items():
-            self._finished[reason] += count
-        self._tokens[0] += sum(request.prompt_tokens for request, _ in ended)
-        self._tokens[1] += sum(finish.output_tokens for _, finish in ended)
-        self._tokens[2] += sum(finish.computed_tokens for _, finish in ended)
-        # Where arrivals are not recorded, a request comes when it is looked up, within a step.
-        self._queue.add(
-            [max(0, r.admitted - r.arrived) for r, _ in ended if r.admitted is not None]
-        )
-        self._first_token.add(
-            [max(0, r.first_token - r.arrived) for r, _ in ended if r.first_token is not None]
-        )
-        self._duration.add([finish.time - request.arrived for request, finish in ended])
-        for request, _ in ended:
+        prompts = outputs = computed = 0
+        queues, first_tokens, durations = [], [], []
+        for request, (reason, _, output_tokens, computed_tokens, time) in ended:
+            self._finished[reason] += 1
+            prompts += request.prompt_tokens
+            outputs += output_tokens
+            computed += computed_tokens
+            arrived, admitted, first_token = request.arrived, request.admitted, request.first_token
+            # Where arrivals are not recorded, a request comes when it is looked up, within a step.
+            if admitted is not None:
+                queues.append(admitted - arrived if admitted > arrived else 0)
+            if first_token is not None:
+                first_tokens.append(first_token - arrived if first_token > arrived else 0)
+            durations.append(time - arrived)
             self.prefix.forget(request.number)
+        for place, tokens in enumerate((prompts, outputs, computed)):
+            self._tokens[place] += tokens
+        self._queue.add(queues)
+        self._first_token.add(first_tokens)
+        self._duration.add(durations)
 
     def repeat(self, count: int) -> None:
         """A step that scheduled nothing was repeated."""

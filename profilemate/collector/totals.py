@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from profilemate.collector.engine_totals import EngineTotals, Sums
+from profilemate.collector.engine_totals import EngineTotals, Held, Sums
 from profilemate.collector.worker_totals import WorkerTotals
 from profilemate.format import totals
 
@@ -22,15 +22,14 @@ class Totals:
         self.engines: dict[int, EngineTotals] = {}
         self.workers: dict[int, WorkerTotals] = {}
         self.gpus: dict[int, totals.Gpu] = {}
-        self.peak_held = 0
-        self._held = 0
+        self.held = Held()
         self._known: dict[str, Any] = {}
         """States of engines and workers that have not come yet, by ``e0``, ``w0`` and so on."""
         self._blocks_lost = False
 
     def engine(self, rank: int, pools: Sequence[int]) -> EngineTotals:
         """The figures of the engine of this rank, with pools of so many blocks."""
-        found = EngineTotals(pools, self._held_changed)
+        found = EngineTotals(pools, self.held)
         self.engines[rank] = found
         state = self._known.pop(f"e{rank}", None)
         if state is not None:
@@ -61,10 +60,6 @@ class Totals:
         """What happens to the blocks of some engine is no longer recorded."""
         self._blocks_lost = True
 
-    def _held_changed(self, by: int) -> None:
-        self._held += by
-        self.peak_held = max(self.peak_held, self._held)
-
     def fold(self) -> None:
         """Add up what waits."""
         for engine in self.engines.values():
@@ -85,8 +80,8 @@ class Totals:
             f"Total blocks available: {of.total_blocks}\n"
             f"Total allocations: {of.allocated}\n"
             f"Total deallocations: {of.freed}\n"
-            f"Peak blocks used: {self.peak_held}\n"
-            f"Peak usage: {100 * self.peak_held / of.total_blocks:.2f}%\n"
+            f"Peak blocks used: {self.held.peak}\n"
+            f"Peak usage: {100 * self.held.peak / of.total_blocks:.2f}%\n"
             f"Total evictions: {of.evicted}\n"
             f"Avg block lifetime: {of.lifetime_ns / evicted / 1e9:.2f}s\n"
             f"Avg idle before eviction: {of.idle_ns / evicted / 1e9:.2f}s\n"
@@ -103,7 +98,7 @@ class Totals:
                 **{f"w{rank}": worker.state() for rank, worker in self.workers.items()},
             },
             "gpus": list(self.gpus.values()),
-            "held": [self._held, self.peak_held],
+            "held": [self.held.held, self.held.peak],
             "blocks_lost": self._blocks_lost,
         }
 
@@ -117,5 +112,5 @@ class Totals:
             if f"w{rank}" in self._known:
                 worker.restore(self._known.pop(f"w{rank}"))
         self.gpus = {gpu["gpu"]: gpu for gpu in state["gpus"]}
-        self._held, self.peak_held = state["held"]
+        self.held.held, self.held.peak = state["held"]
         self._blocks_lost = state["blocks_lost"]

@@ -47,7 +47,7 @@ def content(
         "until_ns": until - founding.origin_ns,
         "ended": ended,
         "versions": versions,
-        "peak_held_blocks": counted.peak_held,
+        "peak_held_blocks": counted.held.peak,
         "engines": _engines(known, counted, until),
         "workers": _workers(known, counted),
         "gpus": [counted.gpus[gpu] for gpu in sorted(counted.gpus)],

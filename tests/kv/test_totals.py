@@ -25,7 +25,11 @@ from tests.support.oracle import Oracle
 
 pytestmark = pytest.mark.usefixtures("hooks_on")
 
-MIXED = (Setting(blocks=24, max_num_seqs=4), mixed(12, 3, 3))
+MIXED = (
+    Setting(blocks=24, max_num_seqs=4),
+    # The session goes on after its last change.
+    [*mixed(12, 3, 3), Steps(60), workload.Wait(300), Steps(2)],
+)
 
 examples = given(setting=workload.settings, operations=workload.operations)
 

@@ -149,3 +149,21 @@ def test_every_metric_is_documented() -> None:
         (metric.shown, metric.kind, ", ".join(f"`{label}`" for label in metric.labels))
         for metric in METRICS
     ]
+
+
+def test_every_key_of_the_totals_is_documented(session: Path) -> None:
+    """Between backticks, in docs/totals.md."""
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "totals.md").read_text()))
+    assert keys(totals_of(session)) <= documented | VALUES
+
+
+VALUES = {"engine", "profilemate", "python", "torch", "vllm"}
+"""Keys of versions, which metadata.json describes."""
+
+
+def keys(value: object) -> set[str]:
+    if isinstance(value, list):
+        return set().union(*map(keys, value))
+    if isinstance(value, dict):
+        return {*value}.union(*map(keys, value.values()))
+    return set()

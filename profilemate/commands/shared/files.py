@@ -81,12 +81,13 @@ def _is_record(target: Path) -> bool:
     from analysis.tables.find import is_session
     from analysis.tables.schema import TABLES
     from profilemate.collector.metadata import SUMMARY_FILE
+    from profilemate.format.totals import TOTALS_FILE
 
     folder = target.parent
     if folder.name in (JOURNAL_FOLDER, KEPT_FOLDER):
         return any((folder / file).exists() for file in (FOUNDING_FILE, CLOSED_FILE))
     tables = {table.file for table in TABLES.values()}
-    records = {METADATA_FILE, SUMMARY_FILE, JOURNAL_FOLDER, KEPT_FOLDER} | tables
+    records = {METADATA_FILE, SUMMARY_FILE, TOTALS_FILE, JOURNAL_FOLDER, KEPT_FOLDER} | tables
     return target.name in records and is_session(folder)
 
 

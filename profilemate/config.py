@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,22 @@ FAILED = "VLLM_PROFILING_FAILED"
 GPU_TIMING = "VLLM_PROFILING_GPU_TIMING"
 GPU_INTERVAL = "VLLM_PROFILING_GPU_INTERVAL"
 KEEP = "VLLM_PROFILING_KEEP"
+METRICS = "VLLM_PROFILING_METRICS"
 NAMES = (
-    *(SWITCH, ENABLE_SWITCH, DIRECTORY, VERBOSE, SESSION, FAILED, GPU_TIMING, GPU_INTERVAL),
+    SWITCH,
+    ENABLE_SWITCH,
+    DIRECTORY,
+    VERBOSE,
+    SESSION,
+    FAILED,
+    GPU_TIMING,
+    GPU_INTERVAL,
     KEEP,
+    METRICS,
 )
+
+Address = tuple[str, int]
+"""A host and a port."""
 
 DEFAULT_GPU_INTERVAL_SEC = 1.0
 LONGEST_INTERVAL_SEC = 86_400.0
@@ -37,6 +50,11 @@ LONGEST_SHOWN = 80
 
 EVERYTHING = "all"
 """Stands for every hook in VLLM_PROFILING_FAILED."""
+
+_ADDRESS = re.compile(
+    r"(localhost|[0-9]{1,3}(?:\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})"
+)
+"""No other name: to look one up can take long."""
 
 _ON_OFF = {
     **dict.fromkeys(("1", "true", "on", "yes"), True),
@@ -63,6 +81,8 @@ class Config:
     """Seconds between two samples of GPU memory; 0: none are taken."""
     keep: str
     """How much of a session is kept, as ``profilemate.format.keep`` reads it."""
+    metrics: Address | None
+    """Where the collector offers metrics; None: nowhere."""
     problems: tuple[str, ...]
     """One line for each value that was not understood."""
 
@@ -139,6 +159,16 @@ def read(environ: Mapping[str, str]) -> Config:
         )
         return ""
 
+    def address(name: str) -> Address | None:
+        value = environ.get(name, "").strip()
+        found = _address(value)
+        if value and found is None:
+            problems.append(
+                f"{name}={shortened(value, LONGEST_SHOWN)} is not understood "
+                "(an IP address and a port, such as 127.0.0.1:9400); no metrics are offered"
+            )
+        return found
+
     failed = tuple(filter(None, environ.get(FAILED, "").split(",")))
     switched_on = [switch(SWITCH, True), switch(ENABLE_SWITCH, True)]
     return Config(
@@ -150,13 +180,27 @@ def read(environ: Mapping[str, str]) -> Config:
         gpu_timing=switch(GPU_TIMING, False),
         gpu_interval_sec=seconds(GPU_INTERVAL, DEFAULT_GPU_INTERVAL_SEC),
         keep=keep(KEEP),
+        metrics=address(METRICS),
         problems=tuple(problems),
     )
+
+
+def _address(value: str) -> Address | None:
+    match = _ADDRESS.fullmatch(value)
+    if match is None or not 0 < int(match[2]) < 1 << 16:
+        return None
+    return match[1].strip("[]"), int(match[2])
 
 
 def shortened(text: str, most: int) -> str:
     """The text, or its beginning and three dots."""
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def shown_address(address: Address) -> str:
+    """The address as ``VLLM_PROFILING_METRICS`` has it."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def leave_for_children(environ: MutableMapping[str, str], failed: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from profilemate.collector.blocks import Loss, Pool
 from profilemate.collector.decode import ImpossibleError
+from profilemate.collector.engine_totals import EngineTotals
 from profilemate.collector.tables import Tables
-from profilemate.collector.totals import Totals
 
 
 class BlockRows:
@@ -30,7 +30,7 @@ class BlockRows:
         origin_ns: int,
         usage_blocks: Sequence[int],
         tables: Tables,
-        totals: Totals,
+        totals: EngineTotals,
     ) -> None:
         self.step = 0
         self._rank = rank
@@ -54,7 +54,14 @@ class BlockRows:
         self.last_rows = saved["last_rows"]
 
     def usage(
-        self, when: str, number: int, pool: Pool, free: int, running: int, waiting: int
+        self,
+        time: int,
+        when: str,
+        number: int,
+        pool: Pool,
+        free: int,
+        running: int,
+        waiting: int,
     ) -> None:
         """The pool is so full; nothing is written where that is what the last row says.
 
@@ -66,10 +73,10 @@ class BlockRows:
             return
         self._last_usage[number] = state
         of = self._usage_blocks[number]
-        usage = 100 * (1 - free / of) if of else 0.0
-        self._totals.held(self._rank, number, held)
+        usage = f"{100 * (1 - free / of) if of else 0.0:.2f}"
+        self._totals.used(number, time, float(usage), held, cached)
         row = (
-            f"{when},{usage:.2f},{held},{pool.total},{cached},{pool.num_free},"
+            f"{when},{usage},{held},{pool.total},{cached},{pool.num_free},"
             f"{running},{waiting},{self._rank},{number}"
         )
         self.last_rows[number] = row
@@ -86,6 +93,7 @@ class BlockRows:
         group: int | str,
     ) -> None:
         """So many blocks were allocated, reused, cached or freed, or all lost their contents."""
+        self._totals.moved[pool, event, group] += count
         self._allocations(
             f"{(time - self._origin) / 1e9:.6f},{event},{count},{cell},{evicted},{self.step},"
             f"{self._rank},{pool},{group}"
@@ -96,7 +104,7 @@ class BlockRows:
         if not losses:
             return 0
         when = f"{(time - self._origin) / 1e9:.6f}"
-        count = lifetimes = idles = 0
+        count, lost = 0, self._totals.losses
         for life, copies_left, blocks, contents in losses:
             allocated, accessed, freed, reuses, owner, group, origin = life
             lifetime, idle = time - allocated, time - accessed
@@ -113,8 +121,9 @@ class BlockRows:
             pairs = zip(blocks, contents, strict=True)
             rows = [f"{block}{middle}{content}" for block, content in pairs]
             self._evictions(f"{begin}{between.join(rows)}{end}")
-            count += len(rows)
-            lifetimes += len(rows) * lifetime
-            idles += len(rows) * idle
-        self._totals.evicted(count, lifetimes, idles)
+            number = len(rows)
+            count += number
+            since = None if freed is None else time - freed
+            key = (pool, group, reason, origin)
+            lost.append((key, number, lifetime, idle, since, reuses, copies_left))
         return count

@@ -102,15 +102,21 @@ class Pool:
                 raise ImpossibleError(f"block {block:,} was handed out while a request held it")
             holders[block] = 1
 
-    def reuse(self, blocks: Iterable[int], owner: str, time: int) -> None:
+    def reuse(self, blocks: list[int], owner: str, time: int) -> list[tuple[int, int]]:
         """A request takes up blocks that are cached, or that others hold, too.
 
-        ``owner`` is the request's cell; empty: that of the block's last holder.
+        ``owner`` is the request's cell; empty: that of the block's last holder. Returns when the
+        blocks were last used, and how many of them then.
         """
         holders, lives = self._holders, self._lives
         old, new = None, _NEW
-        for block in blocks:
+        used: list[tuple[int, int]] = []
+        accessed = first = 0
+        for at, block in enumerate(blocks):
             if block == self.null:
+                if old is not None:
+                    used.append((accessed, at - first))
+                    old = None
                 continue
             if not holders[block]:
                 self.num_held += 1
@@ -118,10 +124,15 @@ class Pool:
             holders[block] += 1
             life = lives[block]
             if life is not old:
-                old = life
-                allocated, _, _, reuses, before, group, origin = life
+                if old is not None:
+                    used.append((accessed, at - first))
+                old, first = life, at
+                allocated, accessed, _, reuses, before, group, origin = life
                 new = (allocated, time, None, reuses + 1, owner or before, group, origin)
             lives[block] = new
+        if old is not None:
+            used.append((accessed, len(blocks) - first))
+        return used
 
     def drop(self, blocks: list[int], owner: str, time: int) -> list[int]:
         """A request lets go of these; returns the blocks that no other holds.

@@ -75,8 +75,8 @@ class Endings:
         """Write none of them: how they ended is not known."""
         self._ended.clear()
 
-    def write(self, lost: Collection[str]) -> Iterator[Request]:
-        """Write the rows of all of them, and hand each out once its row is written.
+    def write(self, lost: Collection[str]) -> Iterator[tuple[Request, Finish]]:
+        """Write the rows of all of them, and hand each out once its row is written, with its end.
 
         ``lost`` are the parts of the recording that have ended, whose fields are null.
         """
@@ -97,7 +97,7 @@ class Endings:
                     lost,
                 )
             )
-            yield request
+            yield request, finish
 
     def _content_ids(
         self, request: Request, finish: Finish, contents: list[str]

@@ -50,12 +50,13 @@ class Engine:
         self._pools = [Pool(pool.blocks, pool.null) for pool in header.pools]
         usage_blocks = [pool.usage_blocks for pool in header.pools]
         self._group_pools = header.group_pools
-        self._totals = totals
+        self._session_totals = totals
+        self._totals = totals.engine(self.rank, [pool.total for pool in self._pools])
         self._handlers = _HANDLERS
         self._requests: dict[int, Request] = {}
         self._lookups = Lookups(self._write_lookup)
         self._steps = StepRows(self.rank, origin_ns, tables.append("scheduler_steps.csv"))
-        self._rows = BlockRows(self.rank, origin_ns, usage_blocks, tables, totals)
+        self._rows = BlockRows(self.rank, origin_ns, usage_blocks, tables, self._totals)
         self._lookup_rows = tables.append("prefix_cache_lookups.csv")
         self._endings = Endings(
             self.rank,
@@ -77,7 +78,6 @@ class Engine:
         self._admitted: list[Request] = []
         self._parked: list[tuple[str, list[int]]] = []
         """Whose blocks were parked, and which, in the order in which they come back."""
-        totals.add_pools(pool.total for pool in self._pools)
 
     def apply(self, episode: Episode) -> None:
         """Apply the events of one episode."""
@@ -92,8 +92,8 @@ class Engine:
         for op, event in zip(ops, events, strict=True):
             handlers[op](self, *event)
         if self._endings:
-            for request in self._endings.write(self.lost):
-                self._totals.requests += 1
+            for request, finish in self._endings.write(self.lost):
+                self._totals.ended.append((request, finish))
                 del self._requests[request.number]
         self.last_ns = episode.time or self.last_ns
 
@@ -112,6 +112,7 @@ class Engine:
                     raise ImpossibleError(f"request {number:,} came after {self._arrived:,} others")
                 self._arrived += 1
                 self._requests[number] = parse_request(number, blob, time, self._max_tokens)
+            self._totals.arrived = self._arrived
         if _LOST in ops:
             parts = [list(PARTS)[place] for _, place in events_of(episode, _LOST)]
             self._lose(dict.fromkeys(parts, "its journal does not say why"))
@@ -193,6 +194,7 @@ class Engine:
         self._lookups.close_all(self._requests)
         self._endings.forget()
         self._requests.clear()
+        self._totals.prefix.forget_all()
         self._admitted.clear()
         self._steps.close()
         self._lose(dict.fromkeys(_OF_STATE, reason))
@@ -203,7 +205,7 @@ class Engine:
         if "blocks" in parts and self._handlers is not _WITHOUT_STATE:
             self._handlers = {**_HANDLERS, **dict.fromkeys(_OF_BLOCKS, _ignore)}
         if "blocks" in parts:
-            self._totals.lose_blocks()
+            self._session_totals.lose_blocks()
         self._lookups.preemptions_lost = "frees" in self.lost
         self._steps.counts_preempted = "frees" not in self.lost
         self._steps.counts_finished = "requests" not in self.lost
@@ -228,7 +230,6 @@ class Engine:
         evicted = self._rows.evicted(pool.evict(blocks), time, "reallocated", cell, number)
         for owner, in_group, part in handed_out:
             pool.allocate(part, owner, in_group, time)
-        self._totals.allocated += len(blocks)
         self._rows.moved(time, number, "allocate", len(blocks), cell, evicted, group)
 
     def _by_owner(self, number: int, parts: Parts) -> Iterator[tuple[str, int, list[int]]]:
@@ -248,7 +249,9 @@ class Engine:
     def _reuse(self, time: int, number: int, blocks: list[int]) -> None:
         cell = self._looking_up.cell if self._looking_up is not None else ""
         pool = self._pools[number]
-        pool.reuse(blocks, cell, time)
+        uses = pool.reuse(blocks, cell, time)
+        if self._looking_up is None or not self._looking_up.preemptions:
+            self._totals.reuses += [(time - accessed, used) for accessed, used in uses]
         count = pool.count(blocks)
         if count:
             if self._looking_up is not None:
@@ -283,7 +286,6 @@ class Engine:
         if request is not None and request.freed_blocks is not None:
             request.freed_blocks += pool.count(blocks)
         if released:
-            self._totals.freed += len(released)
             owner, group = pool.owner(released[0])
             self._rows.moved(time, number, "free", len(released), owner, 0, group)
 
@@ -313,6 +315,7 @@ class Engine:
         self._rows.evicted(evictions, time, "explicit", "", pool)
 
     def _reset(self, time: int, pool: int, done: int) -> None:
+        self._totals.resets[pool, bool(done)] += 1
         if not done:
             self._rows.moved(time, pool, "reset_refused", 0, "", 0, "")
             return
@@ -373,6 +376,7 @@ class Engine:
         request = self._requests.pop(number, None)
         if request is not None:
             self._lookups.ended(request)
+            self._totals.prefix.forget(number)
 
     def _park(self, number: int, blocks: list[int]) -> None:
         self._take_away(self._requests.get(number), blocks)
@@ -414,14 +418,16 @@ class Engine:
         running, waiting, tokens, prefill, scheduled, *free_counts = numbers
         when = self._seconds(ended)
         self._steps.ended(began, ended, when, running, waiting, tokens, prefill, scheduled)
-        self._write_usage(when, running, waiting, free_counts)
+        self._totals.steps.append((ended - began, tokens, prefill, scheduled))
+        self._write_usage(ended, when, running, waiting, free_counts)
 
     def _updated(self, time: int, numbers: list[int]) -> None:
         running, waiting, *free_counts = numbers
-        self._write_usage(self._seconds(time), running, waiting, free_counts)
+        self._write_usage(time, self._seconds(time), running, waiting, free_counts)
 
     def _repeated(self, time: int, count: int) -> None:
         self._steps.repeated(count, time)
+        self._totals.repeat(count)
         self._lookups.repeated(self._looked_up, count, time)
 
     def _first_token(self, time: int, numbers: list[int]) -> None:
@@ -430,7 +436,10 @@ class Engine:
             if request is not None and request.first_token is None:
                 request.first_token = time
 
-    def _write_usage(self, when: str, running: int, waiting: int, free_counts: list[int]) -> None:
+    def _write_usage(
+        self, time: int, when: str, running: int, waiting: int, free_counts: list[int]
+    ) -> None:
+        self._totals.running, self._totals.waiting = running, waiting
         if "blocks" in self.lost:
             return
         for number, pool in enumerate(self._pools):
@@ -441,11 +450,12 @@ class Engine:
                 raise ImpossibleError(f"more than {pool.total:,} blocks are held or cached")
             if free != pool.total - pool.num_held:
                 self.mismatches += 1
-            self._rows.usage(when, number, pool, free, running, waiting)
+            self._rows.usage(time, when, number, pool, free, running, waiting)
 
     def _write_lookup(
         self, request: Request, lookup: OpenRow, external: int, admitted: int
     ) -> None:
+        self._totals.prefix.rows.append((request.number, lookup, external, admitted))
         row = (
             f"{self._seconds(lookup.began)},{request.cell},{lookup.query_tokens},"
             f"{lookup.hit_tokens},{external},{lookup.kind},{admitted},{lookup.lookups},{self.rank}"

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import NoReturn
 
+from profilemate import config
 from profilemate.collector import gpu_memory, leftovers
+from profilemate.collector.endpoint import Endpoint
 from profilemate.collector.follower import Follower
 from profilemate.collector.gpu_memory import Sampler
 from profilemate.collector.pace import BEHIND_SEC, CAUGHT_UP_SEC, gently
@@ -19,6 +22,7 @@ from profilemate.format.keep import DEFAULT, read_keep
 
 POLL_SEC = 0.1
 METADATA_SEC = 2.0
+TOTALS_SEC = 1.0
 
 BACKLOG_BYTES = 1 << 17
 """After a read of this much there is likely more: it is read without a pause."""
@@ -65,14 +69,16 @@ class _Work:
     def __init__(self, folder: Folder, journals: Folder) -> None:
         founding = session.read_founding(journals)
         self.is_done = False
-        self.follower = Follower(folder, folder, Sampler(founding.origin_ns), journals)
+        endpoint = Endpoint(config.read(os.environ).metrics)
+        sampler = Sampler(founding.origin_ns)
+        self.follower = Follower(folder, folder, sampler, journals, endpoint)
         self.follower.segments.clear()
         self.follower.resume()
         self.follower.tables.begin_anew(gpu_memory.TABLE)
         self._folder = folder
         self._rotation = Rotation(self.follower, read_keep(founding.keep) or DEFAULT)
         self._began = time.monotonic()
-        self._next_metadata = 0.0
+        self._next_metadata = self._next_totals = 0.0
         self._late_sec = 0.0
 
     def until_behind(self) -> None:
@@ -99,8 +105,8 @@ class _Work:
         unread = follower.unread_since
         until = until if unread is None else min(until, unread)
         first = follower.apply(until)
-        self._late_sec = 0.0 if first is None else (time.monotonic_ns() - first) / 1e9
-        follower.lag_ns = max(follower.lag_ns, round(self._late_sec * 1e9))
+        follower.lags(0 if first is None else time.monotonic_ns() - first)
+        self._late_sec = follower.last_lag_ns / 1e9
         if not self._folder.has_folder(session.JOURNAL_FOLDER):
             _end_without_journals(follower)
         self._rotation.turn(until)
@@ -108,6 +114,10 @@ class _Work:
             self._rotation.remove_old()
             follower.write(ended=False)
             self._next_metadata = time.monotonic() + METADATA_SEC
+            self._next_totals = time.monotonic() + TOTALS_SEC
+        elif time.monotonic() >= self._next_totals:
+            follower.write_totals(ended=False)
+            self._next_totals = time.monotonic() + TOTALS_SEC
         if not alive and not read and follower.retire():
             self.is_done = True
         elif read < BACKLOG_BYTES:

@@ -10,8 +10,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from profilemate.collector import gpu_memory, metadata, worker
+from profilemate.collector import gpu_memory, metadata, totals_file, worker
 from profilemate.collector.decode import Episode
+from profilemate.collector.endpoint import Endpoint
 from profilemate.collector.gpu_memory import Sampler
 from profilemate.collector.producer import Producer
 from profilemate.collector.segments import Segments
@@ -40,6 +41,7 @@ class Follower:
         target: Folder | Path,
         sampler: Sampler | None = None,
         journals: Folder | None = None,
+        endpoint: Endpoint | None = None,
     ) -> None:
         self._opened = contextlib.ExitStack()
         self.folder = self._open(folder)
@@ -51,11 +53,15 @@ class Follower:
         self.totals = Totals()
         self.producers: dict[str, Producer] = {}
         self.lag_ns = 0
+        self.last_lag_ns = 0
         self.hurries = 0
         self.segments = Segments(self.folder)
         self._needed: dict[str, int] = {}
         self._sampler = sampler
+        self._endpoint = endpoint or Endpoint(None)
         self._samples = self.tables.extend(gpu_memory.TABLE)
+        if sampler is None:
+            self.totals.gpus = totals_file.earlier_gpus(self.folder)
 
     def _open(self, folder: Folder | Path) -> Folder:
         if isinstance(folder, Folder):
@@ -132,7 +138,7 @@ class Follower:
         self._needed = {name: each.needed_from for name, each in self.producers.items()}
         return {
             "producers": list(filter(None, (each.saved() for each in self.ordered()))),
-            "totals": self.totals.saved(),
+            "totals": self.totals.state(),
             "table_bytes": self.tables.bytes_written,
             "lag_ns": self.lag_ns,
         }
@@ -197,15 +203,39 @@ class Follower:
         due.sort(key=lambda pair: pair[1].time)
         for producer, episode in due:
             producer.apply(episode)
+        self.totals.fold()
         self.tables.flush()
         return due[0][1].time if due else None
 
+    def lags(self, lag_ns: int) -> None:
+        """It took so long from the first event of a round to its table; 0: there was none."""
+        self.last_lag_ns = lag_ns
+        self.lag_ns = max(self.lag_ns, lag_ns)
+
+    def write_totals(self, *, ended: bool) -> None:
+        """Write totals.json, and offer the same as metrics."""
+        followed = self._sampler is not None
+        found = totals_file.content(
+            self.founding,
+            self.ordered(),
+            self.totals,
+            {
+                "lag_ns": self.last_lag_ns if followed else None,
+                "longest_lag_ns": self.lag_ns if followed else None,
+                "table_bytes": self.tables.bytes_written,
+            },
+            ended=ended,
+        )
+        totals_file.write(self.tables.folder, found)
+        self._endpoint.show(found)
+
     def write(self, *, ended: bool) -> None:
-        """Write the rows, metadata.json and the totals."""
+        """Write the rows, the totals and metadata.json."""
         self.tables.flush()
         producers = self.ordered()
         workers = [producer.state for producer in producers if isinstance(producer.state, Worker)]
         worker.write_usage(self.tables.folder, workers)
+        self.write_totals(ended=ended)
         sampler = self._sampler
         sampling = sampler.state() if sampler else gpu_memory.earlier_sampling(self.folder)
         metadata.write(
@@ -215,6 +245,7 @@ class Follower:
             self.tables,
             self.totals,
             sampling,
+            self._endpoint.state(),
             segments=self.segments,
             ended=ended,
             lag_sec=self.lag_ns / 1e9 if self.lag_ns else None,
@@ -226,13 +257,17 @@ class Follower:
         if self._sampler is not None:
             states = ((producer.state, producer.header) for producer in self.ordered())
             self._sampler.watch([header for state, header in states if isinstance(state, Worker)])
-            self._samples(self._sampler.rows())
+            self._take(self._sampler.rows())
+
+    def _take(self, samples: list[str]) -> None:
+        self._samples(samples)
+        self.totals.sampled(samples)
 
     def close(self) -> None:
         """Nothing more comes: apply what is left and write everything."""
         if self._sampler is not None:
             self._sampler.stop()
-            self._samples(self._sampler.rows())
+            self._take(self._sampler.rows())
         self.apply()
         for producer in self.ordered():
             producer.close()

@@ -31,6 +31,7 @@ def write(
     tables: Tables,
     totals: Totals,
     sampling: Sampling,
+    metrics: dict[str, Any] | None,
     *,
     segments: Segments,
     ended: bool,
@@ -47,14 +48,17 @@ def write(
         totals: the session's totals.
         sampling: how GPU memory was sampled.
         segments: the closed parts of the tables.
+        metrics: where metrics are offered, and what is wrong with it; None where they are not.
         ended: every producer is gone, and all that it wrote is in the tables.
         lag_sec: the longest that an event took to reach its table; None where not followed.
         hurries: how often the collector was late, and gave way no more.
 
     """
     content = _metadata(founding, producers, tables, sampling, segments, ended, lag_sec, hurries)
-    if totals.total_blocks:
-        folder.write(SUMMARY_FILE, totals.summary().encode())
+    content["metrics"] = metrics
+    summary = totals.summary()
+    if summary is not None:
+        folder.write(SUMMARY_FILE, summary.encode())
     folder.write(METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n")
 
 
@@ -82,8 +86,8 @@ def _metadata(
     return {
         "format_version": FORMAT_VERSION,
         "session_id": founding.session_id,
-        "started_at": _iso(founding.started_at),
-        "ended_at": _iso(founding.started_at + seconds) if ended else None,
+        "started_at": iso(founding.started_at),
+        "ended_at": iso(founding.started_at + seconds) if ended else None,
         "duration_sec": round(seconds, 6),
         "complete": ended and not dropped and not failed,
         "dropped_events": dropped,
@@ -172,6 +176,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
     }
 
 
-def _iso(seconds: float) -> str:
+def iso(seconds: float) -> str:
+    """A moment as ``metadata.json`` writes it."""
     moment = datetime.fromtimestamp(seconds, timezone.utc)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -334,7 +334,7 @@ class Producer:
         self._chain = Chain(header.since)
         origin, key = self._founding.origin_ns, self._founding.key
         if header.role == "worker":
-            self.state = Worker(header, origin, key, self._tables)
+            self.state = Worker(header, origin, key, self._tables, self._totals)
         else:
             self.state = Engine(header, origin, key, self._tables, self._totals)
 

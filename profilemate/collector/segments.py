@@ -199,13 +199,12 @@ class Segments:
 
     def finish(self) -> bool:
         """Wait for the segment that is being closed, and try once more; returns whether it is."""
-        for _ in range(2):
-            if self._thread is not None:
-                self._thread.join()
-            if self.poll():
-                return True
+        if self._thread is not None:
+            self._thread.join()
+        if self.problem is not None:
             self.retry()
-        return False
+            self._thread.join()
+        return self.poll()
 
     def forget_state(self) -> None:
         """The session is complete: nobody goes on from here."""

@@ -11,6 +11,8 @@ from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import GAP, Episode, ImpossibleError
 from profilemate.collector.header import Header
 from profilemate.collector.tables import COLUMNS, Tables, text_cell
+from profilemate.collector.totals import Totals
+from profilemate.collector.worker_totals import UNKNOWN
 from profilemate.format.events import Op
 from profilemate.format.folder import Folder
 
@@ -69,6 +71,11 @@ class Entry:
             setattr(self, name, saved[name])
         return self
 
+    @property
+    def whole(self) -> int:
+        """Graphs of one replay of the whole. Without a capture each graph counts as a replay."""
+        return self.graphs or 1
+
     def replay(self, graphs: int, launch_ns: int, gpu_ns_and_1: int, dummy: int) -> None:
         """So many of the CUDA graphs were replayed."""
         self.replayed += graphs
@@ -104,7 +111,9 @@ class Worker:
 
     mismatches = 0
 
-    def __init__(self, header: Header, origin_ns: int, key: bytes, tables: Tables) -> None:
+    def __init__(
+        self, header: Header, origin_ns: int, key: bytes, tables: Tables, totals: Totals
+    ) -> None:
         self.rank = header.rank
         self.shape = header.shape
         self.last_ns = origin_ns
@@ -116,6 +125,7 @@ class Worker:
         self._timeline = tables.append("cuda_graph_timeline.csv")
         self._entries = {0: Entry(_UNKNOWN)}
         self._batches: dict[int, str] = {}
+        self._totals = totals.worker(self.rank)
         self._open: dict[int, _Captures] = {}
         self._misses_events = False
 
@@ -229,6 +239,7 @@ class Worker:
             cells = self._batches.get(batch, _cells(_NO_BATCH))
         else:
             cells = self._batches[batch] if batch else self._entries[number].cells
+        self._totals.execute(cells, tokens, graphs, dummy)
         self._timeline(
             f"{self._seconds(ended)},{cells},{tokens},{launch_us},{gpu_us},"
             f"{dummy},{self.rank},{graphs}"
@@ -258,9 +269,23 @@ class Worker:
             self._captures(row)
         self._open.clear()
 
+    def replays(self) -> dict[tuple[str, str], tuple[int, int, int]]:
+        """Replays so far, how many of them were dummies, and the nanoseconds of their launches, by
+        mode and part."""
+        sums: dict[tuple[str, str], tuple[int, int, int]] = {}
+        for entry in self._entries.values():
+            if entry.replayed:
+                key = (entry.batch[0] or UNKNOWN, entry.part)
+                replays, dummies, launch_ns = sums.get(key, (0, 0, 0))
+                sums[key] = (
+                    replays + entry.replayed // entry.whole,
+                    dummies + entry.replayed_dummy // entry.whole,
+                    launch_ns + entry.launch_ns,
+                )
+        return sums
+
     def _usage_row(self, entry: Entry) -> str:
-        # Of an entry without a capture each graph counts as a replay.
-        graphs = entry.graphs or 1
+        graphs = entry.whole
         gpu_ns = entry.gpu_ns
         if gpu_ns is None and self._timed and not entry.replayed:
             gpu_ns = 0

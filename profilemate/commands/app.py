@@ -14,6 +14,7 @@ from profilemate.commands.check import CheckOptions, check
 from profilemate.commands.compare import CompareOptions, compare
 from profilemate.commands.doctor import DoctorOptions, doctor
 from profilemate.commands.finalize import FinalizeOptions, finalize
+from profilemate.commands.metrics import MetricsOptions, metrics
 from profilemate.commands.plan import PlanOptions, plan
 from profilemate.commands.reconcile import ReconcileOptions, reconcile
 from profilemate.commands.report import ReportOptions, report
@@ -68,6 +69,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "sweep": _command(sweep, SweepOptions),
     "reconcile": _command(reconcile, ReconcileOptions),
     "whatif": _command(whatif, WhatifOptions),
+    "metrics": _command(metrics, MetricsOptions),
 }
 
 _SETTINGS: Mapping[str, dict[str, Any]] = {

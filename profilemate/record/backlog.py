@@ -18,6 +18,9 @@ from profilemate.format.keep import Keep
 MOST_FILES = 8
 """A collector that works leaves less: it closes a segment after four files of a journal."""
 
+OF_KEPT = 4
+"""The journals of one process take this part of what is kept, at most."""
+
 RESTART_SEC = 60.0
 """Between two attempts to start one."""
 
@@ -47,7 +50,7 @@ class Backlog:
         # The first file stays, and is empty once it has been read.
         waiting = len(list(filter(None, sizes)))
         most = self._keep.most_bytes
-        if most is not None and sum(sizes) > most:
+        if most is not None and sum(sizes) > most / OF_KEPT:
             return f"no collector has read its last {sum(sizes) >> 20:,} MiB"
         if waiting > MOST_FILES and time.monotonic() > self._next_start:
             self._next_start = time.monotonic() + RESTART_SEC

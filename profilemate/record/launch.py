@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from profilemate.config import METRICS
 from profilemate.format.collecting import command
 from profilemate.messages import say
 
@@ -40,5 +41,5 @@ def start(directory: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    kept = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME", "LANG", "SYSTEMROOT")
+    kept = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME", "LANG", "SYSTEMROOT", METRICS)
     return {name: os.environ[name] for name in kept if name in os.environ}

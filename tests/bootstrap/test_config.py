@@ -11,6 +11,18 @@ import pytest
 
 from profilemate import config
 
+ADDRESSES = [
+    ("127.0.0.1:9400", ("127.0.0.1", 9400)),
+    (" 0.0.0.0:1 ", ("0.0.0.0", 1)),
+    ("localhost:65535", ("localhost", 65535)),
+    ("[::1]:9400", ("::1", 9400)),
+]
+NO_ADDRESSES = [
+    *("9400", ":9400", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "host:9400"),
+    *("::1:9400", "[::1]", "127.0.0.1:９４００", "127.0.0.1:9400/metrics", "http://127.0.0.1:9400"),
+    *("tcp://10.0.0.1:80", "1", "127.0.0.1[::1]:9400", "x" * 5_000),
+]
+
 KUBERNETES = {
     "VLLM_PROFILING_PORT": "tcp://10.0.0.1:80",
     "VLLM_PROFILING_SERVICE_HOST": "10.0.0.1",
@@ -23,7 +35,7 @@ KUBERNETES = {
 def test_defaults() -> None:
     read = config.read({})
     assert (read.enabled, read.verbose, read.session, read.failed) == (True, False, "", ())
-    assert (read.gpu_timing, read.gpu_interval_sec) == (False, 1.0)
+    assert (read.gpu_timing, read.gpu_interval_sec, read.metrics) == (False, 1.0, None)
     assert read.problems == ()
     assert read.directory == Path(tempfile.gettempdir(), "vllm_profiling")
 
@@ -186,3 +198,20 @@ def test_pythonpath_entries_that_mean_the_repository(tmp_path: Path) -> None:
     assert repaired("a", "../repository", "b") == ["a", str(root), "b"]
     assert repaired("link/", "../repository/.") == [str(root), str(root)]
     assert repaired("", "x", "", start_folder=root) == [str(root), "x", str(root)]
+
+
+@pytest.mark.parametrize(("value", "address"), ADDRESSES)
+def test_metrics_are_offered_at_an_address(value: str, address: tuple[str, int]) -> None:
+    read = config.read({"VLLM_PROFILING_METRICS": value})
+    assert (read.metrics, read.problems) == (address, ())
+    assert config.shown_address(address) == value.strip()
+
+
+@pytest.mark.parametrize("value", NO_ADDRESSES)
+def test_what_is_no_address_is_one_line_and_offers_nothing(value: str) -> None:
+    read = config.read({"VLLM_PROFILING_METRICS": value})
+    (line,) = read.problems
+    assert read.metrics is None
+    assert line.startswith(f"VLLM_PROFILING_METRICS={value[:20]}")
+    assert line.endswith("such as 127.0.0.1:9400); no metrics are offered")
+    assert len(line) < 250

@@ -79,6 +79,7 @@ def whole(sessions: Path) -> tuple[Path, dict[str, bytes], Path]:
         USAGE,
         "metadata.json",
         "scheduler_steps.csv",
+        "totals.json",
     ]
     return folder, contents(folder), journals
 

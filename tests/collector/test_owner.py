@@ -58,11 +58,14 @@ def state_of(folder: Path) -> dict[str, tuple[int, int, bytes | str]]:
     return found
 
 
+IN_SESSION = (*COLUMNS, "metadata.json", "kv_cache_summary.txt", "totals.json")
+
+
 def victim_in(folder: Path) -> Path:
     """A folder with things in it that nobody may touch, under the names that profilemate uses."""
     victim = folder / "victim"
     (victim / "journal").mkdir(parents=True)
-    for name in (*COLUMNS, "metadata.json", "kv_cache_summary.txt", "thesis.txt"):
+    for name in (*IN_SESSION, "thesis.txt"):
         (victim / name).write_text(f"{name}\n" * 100)
         (victim / "journal" / name).write_text(name)
     for name in ("session.json", "collector.lock", "collector.log", "engine0.journal"):
@@ -211,7 +214,6 @@ def test_journals_that_are_a_link_are_not_followed(tmp_path: Path) -> None:
         assert state_of(victim) == before
 
 
-IN_SESSION = (*COLUMNS, "metadata.json", "kv_cache_summary.txt")
 IN_JOURNAL = ("collector.lock", "collector.log", "collector.pid", "closed.json")
 
 
@@ -265,6 +267,7 @@ def test_a_session_that_is_swapped_for_a_link_while_it_is_completed(tmp_path: Pa
         USAGE,
         "metadata.json",
         "scheduler_steps.csv",
+        "totals.json",
     ]
 
 

@@ -171,7 +171,7 @@ def test_finalize_makes_the_same_tables(recording: Recording) -> None:
         assert tables.metadata["complete"]
         assert not (session / "journal").exists()
         left = sorted(path.name for path in session.iterdir())
-        assert left == sorted([*TABLES, "kv_cache_summary.txt", "metadata.json"])
+        assert left == sorted([*TABLES, "kv_cache_summary.txt", "metadata.json", "totals.json"])
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in session.iterdir())
         collector.finalize(session)
         assert tables.bytes_of() == recording.tables

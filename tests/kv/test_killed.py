@@ -231,7 +231,7 @@ def test_engine_killed_beside_its_collector(
     wait_until_gone(session / "journal")
     check(Tables(session), whole, len(ended))
     left = sorted(path.name for path in session.iterdir())
-    assert left == sorted([*TABLES, "kv_cache_summary.txt", "metadata.json"])
+    assert left == sorted([*TABLES, "kv_cache_summary.txt", "metadata.json", "totals.json"])
     while processes_with(session):
         time.sleep(0.05)
 

@@ -119,7 +119,10 @@ def test_only_a_file_is_replaced(used: SessionBuilder, tmp_path: Path, command: 
 @pytest.mark.parametrize("command", ["report", "compare"])
 @pytest.mark.parametrize(
     "name",
-    ["kv_cache_usage.csv", "requests.jsonl", "metadata.json", "kv_cache_summary.txt", "journal"],
+    [
+        *("kv_cache_usage.csv", "requests.jsonl", "metadata.json", "kv_cache_summary.txt"),
+        *("totals.json", "journal"),
+    ],
 )
 def test_a_session_keeps_its_records(used: SessionBuilder, command: str, name: str) -> None:
     before = {path: path.read_bytes() for path in used.folder.iterdir()}

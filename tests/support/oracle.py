@@ -147,6 +147,9 @@ class Oracle:
     def __init__(self, walk_every: int = 1) -> None:
         self.moves: list[Move] = []
         self.evictions: list[Eviction] = []
+        self.reuse_gaps: list[int] = []
+        """Of each block that a request found which was never preempted: nanoseconds since the
+        block's last allocation or reuse."""
         self.states: list[State] = []
         self.lookups: list[Lookup] = []
         self.steps: list[Step] = []
@@ -304,8 +307,11 @@ class Oracle:
         return result
 
     def _touched(self, pool: int, ids: list[int], group: int, now: int) -> None:
+        by = self.lives.get(self._request)
         for block_id in ids:
             known = self._block(pool, block_id)
+            if by is None or not by.preemptions:
+                self.reuse_gaps.append(now - known.accessed)
             known.accessed = now
             known.reuses += 1
             self._hold(known)

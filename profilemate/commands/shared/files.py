@@ -80,10 +80,10 @@ def _reason_against(path: Path, target: Path) -> str | None:
 def _is_record(target: Path) -> bool:
     """Whether the file is, or would be, one of a session's own."""
     from analysis.tables.find import is_session
-    from analysis.tables.run_totals import TOTALS_FILE
     from analysis.tables.schema import TABLES
     from analysis.tables.segments import has_segments
     from profilemate.collector.metadata import SUMMARY_FILE
+    from profilemate.format.totals import TOTALS_FILE
 
     folder = target.parent
     if any(

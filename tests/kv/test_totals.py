@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""totals.json of real schedulers: every figure is what the tables say, restarts or not."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from analysis import open_session, summarize
+from analysis.stats.histograms import BOUNDS_SEC
+from profilemate.collector.engine import Engine
+from profilemate.collector.follow import Follower
+from profilemate.collector.totals import Totals
+from profilemate.format.totals import TIMES_NS
+from tests.kv import totals, workload
+from tests.kv.recording import Clock, make_tables, only_session, recorded
+from tests.kv.workload import Add, Driver, Operation, Reset, Setting, Steps, mixed, scheduler_for
+from tests.support.oracle import Oracle
+
+pytestmark = pytest.mark.usefixtures("hooks_on")
+
+MIXED = (
+    Setting(blocks=24, max_num_seqs=4),
+    # The session goes on after its last change.
+    [*mixed(12, 3, 3), Steps(60), workload.Wait(300), Steps(2)],
+)
+
+examples = given(setting=workload.settings, operations=workload.operations)
+
+
+class OddClock(Clock):
+    """No time between two moments is a bound of a histogram, where the analyzer's subtractions of
+    seconds may fall on either side."""
+
+    def tick(self, microseconds: int = 1_000) -> None:
+        super().tick(microseconds + 7)
+
+
+def record(
+    sessions: Path,
+    model: Path,
+    setting: Setting,
+    operations: list[Operation],
+    clock: Clock | None = None,
+) -> Oracle:
+    """Run the operations, and leave the session's journals under ``sessions``."""
+    clock = clock or Clock()
+    with recorded(sessions, clock) as oracle:
+        Driver(scheduler_for(model, setting), oracle, clock, setting).run(operations)
+    return oracle
+
+
+def check(folder: Path, oracle: Oracle) -> None:
+    """Every figure of the tables' folder."""
+    preempted = sum(life.preemptions for life in oracle.lives.values())
+    totals.check(folder, oracle.reuse_gaps, len(oracle.lives), preempted)
+
+
+def run(model: Path, setting: Setting, operations: list[Operation]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        sessions = Path(folder)
+        oracle = record(sessions, model, setting, operations)
+        check(make_tables(only_session(sessions), sessions / "tables").folder, oracle)
+
+
+@settings(max_examples=60)
+@examples
+@example(*MIXED)
+def test_full_attention(model: Path, setting: Setting, operations: list[Operation]) -> None:
+    run(model, setting, operations)
+
+
+@settings(max_examples=30)
+@examples
+def test_beside_sliding_windows(model: Path, setting: Setting, operations: list[Operation]) -> None:
+    run(model, replace(setting, groups="window", blocks=3 * setting.blocks), operations)
+
+
+@settings(max_examples=30)
+@examples
+def test_beside_mamba_checkpoints(
+    model: Path, setting: Setting, operations: list[Operation]
+) -> None:
+    run(model, replace(setting, groups="checkpoints", blocks=setting.blocks // 2 + 4), operations)
+
+
+def restarted(follower: Follower, *, before: bool) -> None:
+    """Have new totals go on where the follower's were, which get their state by way of JSON
+    ``before`` the engines come, or after."""
+    state = json.dumps(follower.totals.state())
+    follower.totals = new = Totals()
+    if before:
+        new.restore(json.loads(state))
+    for producer in follower.producers.values():
+        engine = producer.state
+        if isinstance(engine, Engine):
+            engine._session_totals = new
+            engine._totals = new.engine(engine.rank, [pool.total for pool in engine._pools])
+            engine._rows._totals = engine._totals
+    if not before:
+        new.restore(json.loads(state))
+    assert json.dumps(new.state()) == state
+
+
+@settings(max_examples=40)
+@given(
+    setting=workload.settings,
+    operations=workload.operations,
+    moments=st.lists(st.tuples(st.integers(0, 2_000), st.booleans()), max_size=6),
+)
+@example(setting=MIXED[0], operations=MIXED[1], moments=[(20, True), (40, False), (90, True)])
+def test_restarts_change_nothing(
+    model: Path,
+    setting: Setting,
+    operations: list[Operation],
+    moments: list[tuple[int, bool]],
+) -> None:
+    """A collector that is restarted at any moment, and writes the file at each, ends with the same
+    figures. The moments are milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        sessions = Path(folder)
+        oracle = record(sessions, model, setting, operations)
+        target = sessions / "tables"
+        target.mkdir()
+        follower = Follower(only_session(sessions), target)
+        follower.discover()
+        while follower.read():
+            pass
+        for moment, before in sorted(moments):
+            follower.apply(Clock().now + moment * 1_000_000)
+            follower.write_totals(ended=False)
+            restarted(follower, before=before)
+        follower.close()
+        check(target, oracle)
+
+
+def test_the_analyzer_computes_the_same(model: Path, tmp_path: Path) -> None:
+    """From the whole tables, by its own definitions."""
+    record(tmp_path, model, *MIXED, OddClock())
+    folder = make_tables(only_session(tmp_path), tmp_path / "tables").folder
+    summary = summarize(open_session(folder))
+    found = totals.totals(folder)
+    (engine,) = found["engines"]
+    (pool,) = engine["pools"]
+
+    true, prefix = summary.prefix_cache.true, engine["prefix_cache"]
+    assert prefix["hit_tokens"] / prefix["query_tokens"] == true.token_rate != 0
+    assert prefix["requests_hit"] / prefix["requests"] == true.request_rate
+    assert prefix["external_hit_tokens"] == true.external_hit_tokens
+    resumed, skipped = summary.prefix_cache.resumed, summary.prefix_cache.skipped
+    assert prefix["resumed"] == vars(resumed)
+    assert prefix["skipped"] == vars(skipped)
+
+    (usage,) = summary.usage.pools
+    time_ns = sum(pool["band_ns"].values())
+    assert time_ns == round(usage.observed_sec * 1e6) * 1_000
+    assert usage.bands is not None
+    for band, share in vars(usage.bands).items():
+        assert pool["band_ns"][band] / time_ns == pytest.approx(share, abs=1e-12)
+    assert pool["peak_held_blocks"] == usage.peak.held_blocks
+
+    for name, spread in (
+        ("lifetime", summary.lifetimes.lifetime),
+        ("idle", summary.lifetimes.idle),
+        ("evictable", summary.lifetimes.evictable),
+    ):
+        assert bins(engine["blocks"][name]) == [(bin.from_sec, bin.count) for bin in spread.bins]
+        assert engine["blocks"][name]["sum"] / 1e9 == pytest.approx(spread.mean_sec * spread.count)
+    assert sum(row["blocks"] for row in pool["evictions"]) == summary.evictions.total.blocks > 0
+    steps = summary.scheduling
+    assert [engine["steps"][name] for name in ("prefill", "mixed", "decode", "idle")] == [
+        steps.prefill_steps,
+        steps.mixed_steps,
+        steps.decode_steps,
+        steps.idle_steps,
+    ]
+    for name, spread in (
+        ("queue", steps.queued),
+        ("first_token", steps.first_token),
+        ("duration", steps.finish),
+    ):
+        assert bins(engine["requests"][name]) == [(bin.from_sec, bin.count) for bin in spread.bins]
+    assert engine["requests"]["finished"] == dict(summary.requests.by_reason)
+
+
+def bins(histogram: totals.Found) -> list[tuple[float, int]]:
+    """Lower bounds in seconds and counts, from the first bin to the last that has any."""
+    lows = [0.0, *(bound / 1e9 for bound in histogram["bounds"])]
+    pairs = list(zip(lows, histogram["counts"], strict=True))
+    filled = [place for place, (_, count) in enumerate(pairs) if count]
+    return pairs[filled[0] : filled[-1] + 1] if filled else []
+
+
+def test_bounds_are_the_analyzers() -> None:
+    assert tuple(bound / 1e9 for bound in TIMES_NS) == BOUNDS_SEC
+
+
+def test_reuse_gaps_are_the_analyzers_where_prompts_come_in_one_step(
+    model: Path, tmp_path: Path
+) -> None:
+    """The analyzer counts from the admission of the request that used the block before, as no table
+    says when a block was filled. That is the same moment here."""
+    setting = Setting(blocks=200, max_num_batched_tokens=512)
+    operations: list[Operation] = []
+    for number in range(12):
+        operations += [Add(number % 3, 80, 10 + number, 1), Steps(2), workload.Wait(300)]
+    record(tmp_path, model, setting, [*operations, Reset()], OddClock())
+    folder = make_tables(only_session(tmp_path), tmp_path / "tables").folder
+    at_hit = summarize(open_session(folder)).ages.at_hit
+    found = totals.totals(folder)["engines"][0]["blocks"]["reuse_gap"]
+    assert found["count"] == at_hit.count == 9 * 80 // 16
+    assert bins(found) == [(bin.from_sec, bin.count) for bin in at_hit.bins]

@@ -91,13 +91,16 @@ class BlockRows:
         cell: str,
         evicted: int,
         group: int | str,
-    ) -> None:
-        """So many blocks were allocated, reused, cached or freed, or all lost their contents."""
+    ) -> str:
+        """So many blocks were allocated, reused, cached or freed, or all lost their contents;
+        returns the row."""
         self._totals.moved[pool, event, group] += count
-        self._allocations(
+        row = (
             f"{(time - self._origin) / 1e9:.6f},{event},{count},{cell},{evicted},{self.step},"
             f"{self._rank},{pool},{group}"
         )
+        self._allocations(row)
+        return row
 
     def evicted(self, losses: list[Loss], time: int, reason: str, cell: str, pool: int) -> int:
         """These contents were lost; returns how many they are."""

@@ -172,20 +172,20 @@ class Engine:
 
     def opening(self) -> dict[str, list[str]]:
         """By table, rows that explain what comes now, where earlier rows are gone."""
-        requests = [request for request in self._requests.values() if request.got]
+        requests = self._requests.values()
         moves = [
-            (since, f"{self._seconds(since)},{event},{count},{request.cell},0,,{self.rank},0,0")
+            f"{self._seconds(since)},{event},{count},{request.cell},0,,{self.rank},0,0"
             for request in requests
             for event, (since, count) in request.got.items()
         ]
-        return {
-            "kv_cache_usage.csv": [row for row in self._rows.last_rows if row],
-            "kv_cache_allocations.csv": [row for _, row in sorted(moves)],
-            "scheduler_steps.csv": [row for row in [self._steps.last_row] if row],
-            "prefix_cache_lookups.csv": [
-                request.lookup_row for request in self._requests.values() if request.lookup_row
-            ],
+        looked_up = [row for each in requests for row in (each.lookup_row, each.refused_row)]
+        found = {
+            "kv_cache_usage.csv": self._rows.last_rows,
+            "kv_cache_allocations.csv": [*moves, *(request.free_row for request in requests)],
+            "scheduler_steps.csv": [self._steps.last_row],
+            "prefix_cache_lookups.csv": looked_up,
         }
+        return {table: [row for row in rows if row] for table, rows in found.items()}
 
     def miss_events(self, reason: str) -> None:
         """Events that came here are missing. So nothing is known any more of blocks and requests;
@@ -287,7 +287,9 @@ class Engine:
             request.freed_blocks += pool.count(blocks)
         if released:
             owner, group = pool.owner(released[0])
-            self._rows.moved(time, number, "free", len(released), owner, 0, group)
+            row = self._rows.moved(time, number, "free", len(released), owner, 0, group)
+            if request is not None:
+                request.free_row = row
 
     def _cache(self, time: int, pool: int, number: int, first: int, contents: list[str]) -> None:
         blocks = self._requests[number].tables[0][first : first + len(contents)]
@@ -461,7 +463,9 @@ class Engine:
             f"{lookup.hit_tokens},{external},{lookup.kind},{admitted},{lookup.lookups},{self.rank}"
         )
         if admitted:
-            request.lookup_row = row
+            request.lookup_row, request.refused_row, request.free_row = row, "", ""
+        else:
+            request.refused_row = row
         self._lookup_rows(row)
 
     def _seconds(self, time: int) -> str:

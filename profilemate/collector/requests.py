@@ -43,6 +43,10 @@ class Request:
     """Blocks given up since the request ended; None while it has not."""
     lookup_row: str = ""
     """The row of the lookup with which it was last admitted."""
+    refused_row: str = ""
+    """The row of its last lookup, if that did not lead to its admission."""
+    free_row: str = ""
+    """The row with which it lost its blocks, if it has none since."""
     got: dict[str, list[int]] = field(default_factory=dict)
     """What its blocks came by (``allocate`` or ``reuse``), since it has some: when the first did,
     and how many, not counting what it got in other ways."""

@@ -199,11 +199,11 @@ class Segments:
 
     def finish(self) -> bool:
         """Wait for the segment that is being closed, and try once more; returns whether it is."""
-        if self._thread is not None:
-            self._thread.join()
-        if self.problem is not None:
-            self.retry()
-            self._thread.join()
+        for attempt in range(2):
+            if attempt and self.problem is not None:
+                self.retry()
+            if self._thread is not None:
+                self._thread.join()
         return self.poll()
 
     def forget_state(self) -> None:

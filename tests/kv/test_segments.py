@@ -25,10 +25,12 @@ from profilemate.collector.rotation import Rotation
 from profilemate.collector.tables import COLUMNS
 from profilemate.format import journal, processes
 from profilemate.format.keep import ALL, Keep
+from tests.analysis.test_segments import differences, said
 from tests.collector.journals import OF_WORKERS, WorkerJournal
 from tests.collector.test_following import write_story
 from tests.kv.recording import TABLES, Clock, found, hooks_only, make_tables, only_session
 from tests.kv.workload import Driver, Setting, busy, scheduler_for
+from tests.situations.test_window import WITHOUT_HISTORY
 from tests.support.oracle import Oracle
 
 SETTING = Setting(blocks=24, max_num_seqs=5, max_num_batched_tokens=128, policy="priority")
@@ -299,3 +301,32 @@ def test_what_is_kept_by_age(recording: Recording, monkeypatch: pytest.MonkeyPat
         # The last one has the state from which everything goes on.
         assert [each.number for each in follower.segments.closed] == [3]
         follower.close()
+
+
+OF_A_WINDOW = (
+    *WITHOUT_HISTORY,
+    *(".session.", ".cost.table_bytes", ".run"),
+    # A graph's replays are of the whole run, the tokens that they served of the window.
+    *(".cuda_graphs.absent", ".graph_ledger.graphs"),
+)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.3, 0.5, 0.65, 0.8])
+def test_what_is_left_says_what_the_whole_says_of_that_time(
+    recording: Recording, share: float
+) -> None:
+    with copied(recording) as session:
+        full = Path(shutil.copytree(session, session.with_name("full")))
+        collector.finalize(full)
+        follower = begun(session)
+        time = recording.begin_ns + int(share * (recording.end_ns - recording.begin_ns))
+        for moment in (time, time + 300_000_000):
+            advance(follower, moment)
+            follower.cut(moment)
+            assert follower.segments.finish()
+        follower.segments.remove_first()
+        end(follower)
+        assert follower.segments.window is not None
+        begin = follower.segments.window.begin_sec
+        found = differences(said(session), said(full, after_sec=begin))
+        assert [each for each in found if not each.startswith(OF_A_WINDOW)] == []

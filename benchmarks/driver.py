@@ -4,6 +4,8 @@
     python -m benchmarks.driver trace FOLDER    record the trace, and keep the journals
     python -m benchmarks.driver requests        many short requests; memory, a line of JSON each
     python -m benchmarks.driver paced           so many steps a second; what came of it as JSON
+    python -m benchmarks.driver long            prompts that are all new, in a pool too small for
+                                                them; what the pool itself did as JSON
 
 Whether it records is up to the environment, as it is for vLLM.
 """
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,10 @@ def main() -> None:
     paced.add_argument("--rate", type=count, default=5_000, help="steps a second")
     paced.add_argument("--seconds", type=float, default=20)
     paced.set_defaults(run=paced_steps)
+    long = commands.add_parser("long")
+    long.add_argument("--events", type=float, default=1e6, help="of blocks, in all")
+    long.add_argument("--rate", type=float, default=150_000, help="of them a second, at most")
+    long.set_defaults(run=long_run)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         options.run(write_model(Path(scratch)), options)
@@ -146,6 +153,77 @@ def paced_steps(model: Path, options: argparse.Namespace) -> None:
             time.sleep(early)
         step(scheduler)
     print(json.dumps({"steps": steps, "seconds": time.monotonic() - began}), flush=True)
+
+
+@dataclass
+class PoolCounts:
+    """What block pools did, counted in their own methods, beneath the hooks."""
+
+    allocated: int = 0
+    evicted: int = 0
+    cached: int = 0
+    freed: int = 0
+
+    @property
+    def events(self) -> int:
+        return self.allocated + self.cached + self.freed
+
+    def watch(self, pool: Any) -> None:
+        """Count from now on, in all pools of this class."""
+        hand_out, evict, cache, free = (
+            *(pool.get_new_blocks, pool._maybe_evict_cached_block),
+            *(pool.cache_full_blocks, pool.free_blocks),
+        )
+
+        def get_new_blocks(this: Any, number: int) -> Any:
+            self.allocated += number
+            return hand_out(this, number)
+
+        def maybe_evict(this: Any, block: Any) -> Any:
+            is_evicted = evict(this, block)
+            self.evicted += is_evicted
+            return is_evicted
+
+        def cache_full_blocks(this: Any, *args: Any, **kwargs: Any) -> Any:
+            before = kwargs.get("num_cached_blocks", args[2] if len(args) > 2 else 0)
+            after = kwargs.get("num_full_blocks", args[3] if len(args) > 3 else 0)
+            self.cached += max(0, after - before)
+            return cache(this, *args, **kwargs)
+
+        def free_blocks(this: Any, blocks: Any, *args: Any, **kwargs: Any) -> Any:
+            listed = list(blocks)
+            self.freed += sum(block.ref_cnt == 1 for block in listed)
+            return free(this, listed, *args, **kwargs)
+
+        pool.get_new_blocks, pool._maybe_evict_cached_block = get_new_blocks, maybe_evict
+        pool.cache_full_blocks, pool.free_blocks = cache_full_blocks, free_blocks
+
+
+def long_run(model: Path, options: argparse.Namespace) -> None:
+    """Prompts of 2,000 tokens, none like another, so that each block is evicted in its turn."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    counts = PoolCounts()
+    counts.watch(BlockPool)
+    scheduler = build_scheduler(model, 4_000)
+    make = RequestMaker()
+    began, number = time.monotonic(), 0
+    gc.collect()
+    gc.freeze()
+    while counts.events < options.events:
+        while len(scheduler.requests) < 2 * RUNNING // 16:
+            number += 1
+            # Requests of one number in 60,000 begin alike: far fewer of them fit the pool.
+            mark = [3 + digit for digit in divmod(number % 60_000, 250)]
+            prompt = [*mark, *tokens(number, 1_998)]
+            scheduler.add_request(make(f"request-{number}", prompt, 4))
+        step(scheduler)
+        early = began + counts.events / options.rate - time.monotonic()
+        if early > 0:
+            time.sleep(early)
+    while scheduler.has_unfinished_requests():
+        step(scheduler)
+    print(json.dumps({**vars(counts), "requests": number, "resident": resident()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ LEAST_BYTES = 1 << 20
 SEGMENT_SEC = 3600.0
 """A segment ends after so long, if anything is in it."""
 
-JOURNAL_BYTES = 32 << 20
+JOURNAL_BYTES = 4 << 20
 """A segment ends when so much has been read of the journals, which a collector that dies has to
 read again."""
 

@@ -16,7 +16,7 @@ from profilemate.format.journal import parse_name
 from profilemate.format.keep import Keep
 
 MOST_FILES = 8
-"""A collector that works leaves less: it closes a segment after four files of a journal."""
+"""A collector that works leaves less: it closes a segment after one file of a journal."""
 
 OF_KEPT = 4
 """The journals of one process take this part of what is kept, at most."""

@@ -20,6 +20,8 @@ from profilemate.format.totals import RunTotals
 from profilemate.metrics import exposition
 
 MAX_CONNECTIONS = 8
+BACKLOG = 128
+"""Clients that the system lets wait to be accepted."""
 MAX_REQUEST = 8192
 TIMEOUT_SEC = 5.0
 PAUSE_SEC = 1.0
@@ -171,7 +173,7 @@ def _listener(address: Address) -> socket.socket:
         # A port that a server used a moment ago can be used again.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(resolved)
-        listener.listen(MAX_CONNECTIONS)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()

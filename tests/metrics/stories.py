@@ -44,6 +44,9 @@ def recorded(folder: Path) -> Path:
     engine.killed()
     worker = WorkerJournal(folder, 3)
     write_story(worker, 60)
+    # vLLM chose a graph, and replayed none.
+    worker.batch(3_000_000, 50, ("PIECEWISE", 8, None, 0, 0))
+    worker.executed(3_000_000, 50, tokens=7)
     worker.killed()
     session = engine.folder
     follower = Follower(session, session, Samples())  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from tests.metrics.stories import recorded, totals_of
 from tests.metrics.text import values
 
 QUICK_SEC = 2.0
+PATIENCE_SEC = 60.0
 
 
 def free_address() -> Address:
@@ -49,14 +50,14 @@ def get(address: Address, path: str = "/metrics", **headers: str) -> http.client
 
 
 def said(address: Address, request: bytes) -> bytes:
-    """All that comes back for these bytes."""
-    with socket.create_connection(address, timeout=QUICK_SEC) as connection:
-        try:
+    """All that comes back for these bytes; nothing where the connection was closed before."""
+    try:
+        with socket.create_connection(address, timeout=PATIENCE_SEC) as connection:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: connection.recv(65536), b""))
-        except ConnectionError:
-            return b""
+    except OSError:
+        return b""
 
 
 def check_answers(address: Address, totals: RunTotals) -> None:
@@ -117,6 +118,20 @@ def test_slow_clients_hold_nobody_up(address: Address, totals: RunTotals) -> Non
             if number % 3:
                 slow.sendall(b"GET /metrics HTTP/1.1\r\n" + b"\r\n" * (number % 3 == 2))
         check_answers(address, totals)
+
+
+def test_there_are_never_more_than_a_few_connections(address: Address, totals: RunTotals) -> None:
+    """The oldest are closed."""
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(address, timeout=PATIENCE_SEC))
+            for _ in range(3 * MAX_CONNECTIONS)
+        ]
+        for client in clients[:-MAX_CONNECTIONS]:
+            assert client.recv(1) == b""
+        for client in clients[-MAX_CONNECTIONS:]:
+            client.settimeout(0.05)
+            assert is_open(client)
 
 
 def is_open(connection: socket.socket) -> bool:

@@ -325,6 +325,14 @@ class TestFiles:
         line = 3 if table in COLUMNS else 2
         assert f"{table}, line {line}: longer than" in error_of(session)
 
+    def test_a_line_that_is_sound_but_for_its_length(self, session: SessionBuilder) -> None:
+        lookup = {"query_tokens": 9, "hit_tokens": 0}
+        session.lookups(lookup, lookup | {"request_id": "a" * 100_000}, lookup)
+        summarize(open_session(session.folder))
+        too_long = "a" * TABLES["prefix_cache_lookups"].longest_line
+        session.lookups(lookup | {"request_id": too_long}, lookup)
+        assert f"{LOOKUPS}, line 5: longer than 1 MiB" in error_of(session)
+
     def test_a_header_without_end(self, session: SessionBuilder) -> None:
         (session.folder / USAGE).write_text(COLUMNS[USAGE] + ",more" * 50_000)
         assert f"{USAGE}, line 1: it is not a table" in error_of(session)

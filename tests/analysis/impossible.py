@@ -78,7 +78,8 @@ IMPOSSIBLE: Mapping[str, tuple[Impossible, ...]] = {
     "scheduler_steps.csv": (
         lambda row: {"step": 0},
         lambda row: {"repeats": 0},
-        lambda row: {"prefill_tokens": int(row["prefill_tokens"] or 0) + 1, "decode_tokens": 1e6},
+        lambda row: {"prefill_tokens": int(row["prefill_tokens"] or 0) + 1},
+        lambda row: {"decode_tokens": 1e6},
         lambda row: {"scheduled_reqs": int(row["scheduled_tokens"]) + 1},
         lambda row: {"schedule_us": 9e9},
         lambda row: {"repeats": 2, "scheduled_tokens": 1, "prefill_tokens": 1, "decode_tokens": 0},
@@ -103,6 +104,10 @@ IMPOSSIBLE: Mapping[str, tuple[Impossible, ...]] = {
     "gpu_memory.csv": (lambda row: {"utilization_pct": 101}, lambda row: {"used_bytes": 2**60}),
     "requests.jsonl": (
         lambda row: {"finish_sec": row["timestamp"] / 1e3 - 2},
+        lambda row: {
+            "finish_sec": row["timestamp"] / 1e3 - 2,
+            **dict.fromkeys(("first_token_sec", "queue_sec", "output_length")),
+        },
         lambda row: {"first_token_sec": row["finish_sec"] + 2},
         lambda row: {"first_token_sec": row["timestamp"] / 1e3 - 2},
         lambda row: {"queue_sec": row["finish_sec"] + 2},

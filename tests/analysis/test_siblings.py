@@ -43,7 +43,10 @@ def test_siblings_have_one_name_with_numbers(tmp_path: Path) -> None:
         assert [path.name for path in siblings(tmp_path / name)] == names
 
 
-@pytest.mark.parametrize("name", ["session_mine", f"{NAME}_01", f"{NAME}_1", f"{NAME}-2", "copy"])
+@pytest.mark.parametrize(
+    "name",
+    ["session_mine", *(f"{NAME}{end}" for end in ("_1", "_01", "_07", "_1000", "-2")), "copy"],
+)
 def test_other_names_are_no_siblings(tmp_path: Path, name: str) -> None:
     """A name that profilemate did not make says nothing of who wrote the session."""
     beside(tmp_path, NAME, name)
@@ -90,9 +93,12 @@ def test_a_folder_that_cannot_be_listed_shows_none() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
 def test_another_users_session_is_no_sibling(tmp_path: Path) -> None:
-    """In a folder for all users, anybody can make one with this name."""
-    beside(tmp_path, NAME, f"{NAME}_2", f"{NAME}_3")
+    """In a folder for all users, anybody can make one with this name, or a link to another."""
+    beside(tmp_path, NAME, f"{NAME}_2", f"{NAME}_3", OTHER)
     os.chown(tmp_path / f"{NAME}_2", 65534, -1)
+    link = tmp_path / f"{NAME}_4"
+    link.symlink_to(tmp_path / OTHER)
+    os.chown(link, 65534, -1, follow_symlinks=False)
     assert [path.name for path in siblings(tmp_path / NAME)] == [NAME, f"{NAME}_3"]
 
 

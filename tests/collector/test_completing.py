@@ -6,24 +6,31 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from analysis import open_session
 from profilemate import collector
+from profilemate.collector import completing
 from profilemate.collector.follow import follow
 from profilemate.collector.follower import Follower
+from profilemate.collector.lock import Lock
 from profilemate.format import collecting
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.journal import MAGIC, Kind, frame
 from tests.analysis.invoke import invoke
 from tests.collector.journals import EngineJournal, metadata
+from tests.kv.children import Child, Say
 
 USAGE = "kv_cache_usage.csv"
 PATIENCE_SEC = 60
@@ -145,12 +152,119 @@ def test_a_torn_row_is_no_row(tmp_path: Path) -> None:
     shutil.move(journals, folder / "journal")
     (folder / "metadata.json").unlink()
     (folder / USAGE).write_bytes(before[USAGE] + b"9.0,1")
+    # Of this one, the journals have no row at all.
+    (folder / "requests.jsonl").write_bytes(b'{"timestamp": 9')
     collector.finalize(folder)
     assert contents(folder) == before
 
 
+def test_a_session_that_another_is_at_work_in_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has its lock; the processes of the session are gone."""
+    folder = cut_off(tmp_path)
+    monkeypatch.setattr(completing, "WAIT_SEC", 0.0)
+    with Folder.own(folder / "journal") as journals, Lock(journals) as another:
+        assert another.acquire()
+        assert not collector.complete_if_ended(folder)
+        with pytest.raises(SessionError, match="is still being written"):
+            collector.finalize(folder)
+        with started(folder) as process:
+            assert process.wait(PATIENCE_SEC) == collecting.COMPLETE
+        assert names(folder) == ["journal"]
+    assert collector.complete_if_ended(folder)
+    assert metadata(folder)["complete"] is True
+
+
+@pytest.mark.parametrize("becomes", [".journal-done-abcdef", None])
+def test_who_waited_for_another_finds_nothing_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, becomes: str | None
+) -> None:
+    """Its journals are gone, or about to go."""
+    folder, before, journals = whole(tmp_path)
+    place = folder / "journal"
+    shutil.move(journals, place)
+    with Folder.own(place) as opened:
+        another = Lock(opened)
+        assert another.acquire()
+
+        def end(_: float) -> None:
+            if becomes is None:
+                shutil.rmtree(place)
+            else:
+                place.rename(folder / becomes)
+            another.__exit__()
+
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=end)
+        monkeypatch.setattr(completing, "time", clock)
+        collector.finalize(folder)
+    assert contents(folder) == before
+    assert names(folder) == sorted(before)
+
+
 DAMAGE = frame(Kind.EVENTS, b"\xff" * 50)
 """A frame with the right checksum that holds no events."""
+
+CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir")
+"""Events of Python's audit after which the names in a folder are others."""
+
+
+def killed_at(change: int, folder: Path) -> bool:
+    """Complete the session, and be killed before this change of its names; returns whether there
+    were as many."""
+
+    def finish(say: Say) -> None:
+        left = change
+
+        def watch(event: str, _: object) -> None:
+            nonlocal left
+            if event in CHANGES:
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        collector.finalize(folder)
+
+    code = Child(finish).end()
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+@pytest.mark.parametrize("state", ["not followed", "followed", "never complete"])
+def test_a_kill_before_any_change_of_the_names(tmp_path: Path, state: str) -> None:
+    """The next one makes the same bytes of what it left; what is not whole is not called complete.
+
+    ``python -m attacks kill_completing`` does it at length.
+    """
+    engine = EngineJournal(tmp_path / "left")
+    for step in range(4):
+        engine.allocated(1_000_000 * step, step + 1)
+        engine.flush()
+    if state == "never complete":
+        engine.status(failed={"schedule": "RuntimeError"})
+    engine.killed()
+    left = engine.folder
+    if state == "followed":
+        journal = left / "journal" / "engine0.journal"
+        undamaged = journal.read_bytes()
+        journal.write_bytes(frames_up_to(undamaged, 3))
+        followed(left)
+        journal.write_bytes(undamaged)
+    undisturbed = shutil.copytree(left, tmp_path / "undisturbed" / left.name)
+    collector.finalize(undisturbed)
+    expected = contents(undisturbed)
+    folder, changes = tmp_path / left.name, 0
+    while killed_at(changes, shutil.copytree(left, folder)):
+        if (folder / "metadata.json").exists() and metadata(folder)["complete"]:
+            assert contents(folder) == expected, changes
+        collector.finalize(folder)
+        assert contents(folder) == expected, changes
+        assert names(folder) == names(undisturbed), changes
+        shutil.rmtree(folder)
+        changes += 1
+    assert changes > 9
+    assert contents(folder) == expected
 
 
 def test_a_damaged_journal_is_kept(tmp_path: Path) -> None:
@@ -231,10 +345,16 @@ def test_what_killed_processes_left_behind_goes(tmp_path: Path) -> None:
     assert kept == [f".completing-{mine}-abcdef", f".{USAGE}", f".metadata.json.{mine}.abcdef"]
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def started(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A collector, which does not outlive the block."""
+    with subprocess.Popen(
         collecting.command(str(folder)), stderr=subprocess.PIPE, text=True, cwd="/"
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("deleted", ["session", "journal"])
@@ -244,7 +364,7 @@ def test_a_session_that_is_deleted_while_it_is_followed(tmp_path: Path, deleted:
     engine.allocated(1_000_000, 1, 2)
     engine.flush()
     folder = engine.folder
-    with start(folder) as process:
+    with started(folder) as process:
         give_up = time.monotonic() + PATIENCE_SEC
         while not (folder / "metadata.json").exists():
             assert time.monotonic() < give_up

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -418,6 +419,59 @@ def test_what_no_engine_can_have_done(tmp_path: Path, said: str) -> None:
     tables = completed(journal, journal.path.read_bytes())
     assert said in problem(tables)
     assert [row["timestamp_sec"] for row in rows(tables, ALLOCATIONS)] == ["0.001000"]
+    assert rows(tables, STEPS)[-1]["timestamp_sec"] == "0.002000"
+
+
+def _finish(journal: EngineJournal, at: int) -> None:
+    journal.keep((encode.once, Op.FINISH, journal.at(at), (0, 16, 1, 17, 0, 0)))
+
+
+def _handed_out(journal: EngineJournal, *blocks: int) -> None:
+    listed = [SimpleNamespace(block_id=block) for block in blocks]
+    journal.keep((encode.blocks, Op.ALLOCATE, journal.at(1_500), *listed))
+
+
+def _lost_before(journal: EngineJournal) -> None:
+    """A block loses its content before it gets it."""
+    _handed_out(journal, 2)
+    listed, numbers = [SimpleNamespace(block_id=2)], (0, 0, 16, 16)
+    journal.keep(
+        (encode.cached_list, Op.CACHE_LIST, journal.at(1_500), numbers, listed, [bytes(8)])
+    )
+    journal.keep((encode.evicted, Op.EVICT, journal.at(1_400), [2]))
+
+
+UNLIKE_BEFORE: dict[str, Callable[[EngineJournal], None]] = {
+    "request 0 ended twice": lambda j: (
+        _request(j, 0, ["a", 16]),
+        _finish(j, 1_600),
+        _finish(j, 1_600),
+    )[0],
+    "request 0 ended before it came": lambda j: (
+        _request(j, 0, ["a", 16]),
+        _finish(j, 1_400),
+    )[0],
+    "more than 10 blocks are held": lambda j: (
+        _handed_out(j, 0, *range(2, 11)),
+        _numbers(j, Op.UPDATE, 1, 0, 0),
+    )[0],
+    "block 2 lost its content before it had it": _lost_before,
+}
+
+
+@pytest.mark.parametrize("said", UNLIKE_BEFORE)
+def test_what_no_engine_can_have_done_after_what_it_did(tmp_path: Path, said: str) -> None:
+    """What it did before in the same step may be there; nothing that depends on it follows."""
+    journal = EngineJournal(tmp_path)
+    journal.allocated(1_000, 1)
+    journal.flush()
+    UNLIKE_BEFORE[said](journal)
+    journal.flush()
+    journal.allocated(2_000, 2)
+    journal.killed()
+    tables = completed(journal, journal.path.read_bytes())
+    assert said in problem(tables)
+    assert "0.002000" not in [row["timestamp_sec"] for row in rows(tables, ALLOCATIONS)]
     assert rows(tables, STEPS)[-1]["timestamp_sec"] == "0.002000"
 
 

@@ -25,6 +25,7 @@ from profilemate.config import DIRECTORY
 from profilemate.format import collecting
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import owner_of
+from profilemate.format.journal import Kind, frame
 from tests.analysis.invoke import invoke
 from tests.collector.journals import EngineJournal, metadata
 from tests.kv.children import Child, Say, processes_with
@@ -214,6 +215,17 @@ def test_journals_that_are_a_link_are_not_followed(tmp_path: Path) -> None:
         assert state_of(victim) == before
 
 
+def test_a_journal_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    folder = cut_off(tmp_path / "sessions")
+    journal = folder / "journal" / "engine0.journal"
+    elsewhere = journal.rename(tmp_path / "elsewhere")
+    journal.symlink_to(elsewhere)
+    with pytest.raises(SessionError, match=r"symbolic links: .*engine0\.journal$"):
+        collector.finalize(folder)
+    assert [path.name for path in folder.iterdir()] == ["journal"]
+    assert journal.is_symlink()
+
+
 IN_JOURNAL = ("collector.lock", "collector.log", "collector.pid", "closed.json")
 
 
@@ -246,6 +258,19 @@ def test_no_link_is_written_through_as_a_log(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+def test_links_among_what_killed_processes_left_behind_go(tmp_path: Path) -> None:
+    """What they lead to stays."""
+    folder = cut_off(tmp_path / "sessions")
+    victim = victim_in(tmp_path)
+    before = state_of(victim)
+    (folder / ".completing-abcdef").mkdir()
+    for name in (".completing-fedcba", ".completing-abcdef/inside", ".journal-done-abcdef"):
+        (folder / name).symlink_to(victim)
+    collector.finalize(folder)
+    assert not list(folder.glob(".*"))
+    assert state_of(victim) == before
+
+
 def test_a_session_that_is_swapped_for_a_link_while_it_is_completed(tmp_path: Path) -> None:
     """What was opened is completed, wherever it is now; what the link leads to stays as it is."""
     folder = cut_off(tmp_path / "sessions")
@@ -271,20 +296,23 @@ def test_a_session_that_is_swapped_for_a_link_while_it_is_completed(tmp_path: Pa
     ]
 
 
-@pytest.mark.parametrize("what", ["journal", "scratch"])
+@pytest.mark.parametrize("what", ["journal", "damaged journal", "scratch"])
 def test_a_folder_in_the_session_that_is_swapped_for_a_link(tmp_path: Path, what: str) -> None:
     folder = cut_off(tmp_path / "sessions")
+    if what == "damaged journal":
+        with (folder / "journal" / "engine0.journal").open("ab") as file:
+            file.write(frame(Kind.EVENTS, b"\xff" * 50))
     victim = victim_in(tmp_path)
     before = state_of(victim)
 
     def swap(done: int, total: int) -> None:
-        place = folder / "journal" if what == "journal" else next(folder.glob(".completing-*"))
+        place = next(folder.glob(".completing-*")) if what == "scratch" else folder / "journal"
         if not place.is_symlink():
             place.rename(tmp_path / "moved")
             place.symlink_to(victim / "journal")
 
     finish: Callable[[], None] = lambda: collector.finalize(folder, swap)  # noqa: E731
-    if what == "journal":
+    if what != "scratch":
         with pytest.raises(SessionError, match="was moved or deleted while its tables were made"):
             finish()
         assert (tmp_path / "moved" / "engine0.journal").exists()

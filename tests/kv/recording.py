@@ -37,6 +37,8 @@ _TEXT = frozenset(
 )
 TABLES = (*CSV_TABLES, "requests.jsonl")
 
+PATIENCE_SEC = 120
+
 
 class Clock:
     """Stands in for ``time.monotonic_ns``: it stands still until it is moved.
@@ -101,7 +103,9 @@ def hooks_only(
 
 def wait_until_written() -> None:
     """Wait for the thread to have written all steps that ended, which it does by itself."""
+    give_up = time.monotonic() + PATIENCE_SEC
     while any(known.waiting for known in recorder._living()):
+        assert time.monotonic() < give_up
         time.sleep(0.001)
 
 

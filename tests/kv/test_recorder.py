@@ -7,7 +7,7 @@ import json
 import os
 import resource
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +312,20 @@ def test_blocks_listed_one_by_one(
     monkeypatch.setattr(facts, "is_tabled", lambda scheduler, pools: False)
     record(model, tmp_path)
     assert make_tables(only_session(tmp_path), tmp_path / "tables").bytes_of() == whole
+
+
+def test_vllm_is_the_first_to_look_at_an_iterator_of_blocks() -> None:
+    """A hook that fails before has taken none out of it."""
+    taken: list[int] = []
+
+    def freed() -> Iterator[int]:
+        for block in (3, 2, 1):
+            taken.append(block)
+            yield block
+
+    looked_at, given = block_pool._walkable(freed())
+    assert taken == []
+    assert list(given) == list(looked_at) == [3, 2, 1]
 
 
 def test_model_runner_in_the_same_process(

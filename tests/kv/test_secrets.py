@@ -317,6 +317,11 @@ def test_whatever_the_command_line_is(argv: list[Any]) -> None:
     assert len(redact(argv)) == len(argv)
 
 
+def test_nothing_is_kept_of_what_is_not_understood() -> None:
+    no_text: Any = None
+    assert redact(["vllm", "serve", "m", no_text, "--port", "1"]) == ["***"] * 6
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -324,6 +329,7 @@ def test_whatever_the_command_line_is(argv: list[Any]) -> None:
         '{"a":' * 100_000,
         "9" * 1_000_000,
         '{"mode": ' + "9" * 5_000 + "}",
+        '{"mode": ' + "9" * 60 + "}",
         "\udcff\ud800\0",
         "-" * 1_000_000,
         "--" + "a-" * 500_000,

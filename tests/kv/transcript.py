@@ -8,6 +8,9 @@ from typing import Any
 
 from tests.support.scheduler import RequestMaker, answer, tokens
 
+MOST_STEPS = 10_000
+"""A workload of the tests takes some hundreds. One that takes more does not end."""
+
 Arrival = tuple[int, Any]
 
 
@@ -35,6 +38,7 @@ def transcript(
     while waiting or scheduler.has_unfinished_requests():
         while waiting and waiting[-1][0] <= len(steps):
             scheduler.add_request(waiting.pop()[1])
+        assert len(steps) < MOST_STEPS
         output = scheduler.schedule()
         step = _scheduled(output)
         run_model(output)

@@ -69,6 +69,7 @@ class Segments:
         self._opening: Mapping[str, Sequence[str]] = {}
         self._thread: threading.Thread | None = None
         self._is_done = False
+        self._closing_bytes = 0
         self._again: Callable[[], None] | None = None
 
     @property
@@ -83,8 +84,8 @@ class Segments:
 
     @property
     def size(self) -> int:
-        """Bytes of all closed segments."""
-        return sum(each.size for each in self.closed)
+        """Bytes of all closed segments, and of the one that is being closed."""
+        return sum(each.size for each in self.closed) + self._closing_bytes
 
     @property
     def is_closing(self) -> bool:
@@ -153,7 +154,9 @@ class Segments:
         with self._session.folder(SEGMENTS_FOLDER) as here:
             here.make_folder(name)
             with here.folder(name) as closing:
+                size = tables.open_bytes
                 tables.cut(closing)
+                self._closing_bytes = size
         index = {
             "format_version": FORMAT_VERSION,
             "segment": number,
@@ -190,6 +193,7 @@ class Segments:
         if self.problem is not None:
             return False
         self._thread = None
+        self._closing_bytes = 0
         return True
 
     def retry(self) -> None:

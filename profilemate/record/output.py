@@ -88,6 +88,7 @@ class Output:
         self._full_at = journal.FILE_BYTES
         self._next: JournalWriter | None = None
         self._last_frame_at = 0
+        self._is_left = ""
         self._has_said_lost = False
         self._written_ns = time.monotonic_ns()
         self._next_status_ns = self._written_ns + STATUS_NS
@@ -112,7 +113,9 @@ class Output:
         return self._costs.missed + self._costs.dropped + self._file.given_up
 
     def settle(self) -> None:
-        """Let ``written`` say what is in the journal, where the last call was interrupted."""
+        """Let ``written`` say what is in the journal, where the last call was interrupted, and
+        ``lost`` whether the journal is to go on."""
+        self.lost = self.lost or self._is_left
         if not self.lost:
             try:
                 self._file.settle()
@@ -204,7 +207,7 @@ class Output:
             if file is not None:
                 self._last_frame_at, self._next = self._file.size, file
                 self._append(self._frame(Kind.STATUS, {"next": self._number + 1}))
-                self.settle()
+                self._settle_turn(file)
 
     def _made_next(self) -> JournalWriter | None:
         """The next file, with a header and a frame that can be given up."""
@@ -237,7 +240,7 @@ class Output:
         self._file, self._next, self._number, self._earlier_bytes = file, None, number, earlier
         full.close()
         if self._backlog is not None:
-            self.lost = self._backlog.look()
+            self._is_left = self._backlog.look()
 
     def _append(self, data: bytes, events: int = 0) -> bool:
         try:

@@ -10,8 +10,8 @@ import time
 
 from profilemate.format import processes
 from profilemate.format.folder import Folder
+from profilemate.format.session import LOCK_FILE
 
-_FILE = "collector.lock"
 _HOLDER_FILE = "collector.pid"
 
 WRITING_SEC = 10.0
@@ -33,7 +33,7 @@ class Lock:
 
         """
         try:
-            fd = self._journals.open(_FILE, os.O_RDWR | os.O_CREAT)
+            fd = self._journals.open(LOCK_FILE, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return False
         try:

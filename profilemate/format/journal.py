@@ -18,7 +18,7 @@ MAGIC = b"profilemate journal 1\n"
 HEAD = struct.Struct("<III")
 MAX_PAYLOAD = 1 << 30
 
-FILE_BYTES = 4 << 20
+FILE_BYTES = 2 << 20
 """The collector removes a file once all that it told is in closed segments of tables."""
 
 _NAME = re.compile(r"(.+?)(?:\.(\d{4,9}))?\.journal")

@@ -7,6 +7,7 @@ A collector that was killed is started again, and a disk is not filled with what
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -14,14 +15,16 @@ from pathlib import Path
 
 from profilemate.format.journal import parse_name
 from profilemate.format.keep import Keep
+from profilemate.format.session import LOCK_FILE
 
-MOST_FILES = 8
-"""A collector that works leaves less: it closes a segment after one file of a journal."""
+MOST_FILES = 16
+"""A collector that works leaves less. Where a file system has no locks, more of them say that
+there is none."""
 
 OF_KEPT = 4
 """The journals of one process take this part of what is kept, at most."""
 
-RESTART_SEC = 60.0
+RESTART_SEC = 10.0
 """Between two attempts to start one."""
 
 
@@ -52,7 +55,24 @@ class Backlog:
         most = self._keep.most_bytes
         if most is not None and sum(sizes) > most / OF_KEPT:
             return f"no collector has read its last {sum(sizes) >> 20:,} MiB"
-        if waiting > MOST_FILES and time.monotonic() > self._next_start:
+        is_alone = _is_free(self._journal.with_name(LOCK_FILE)) or waiting > MOST_FILES
+        if is_alone and time.monotonic() > self._next_start:
             self._next_start = time.monotonic() + RESTART_SEC
             self._start()
         return ""
+
+
+def _is_free(lock: Path) -> bool:
+    """Whether no collector holds its lock. One that tries to in this very moment gives up, and the
+    next look finds none."""
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

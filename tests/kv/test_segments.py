@@ -232,6 +232,30 @@ def test_a_kill_while_a_segment_is_closed(
         assert names == []
 
 
+@pytest.mark.parametrize("later", [0, 2], ids=["nothing since", "samples since"])
+def test_samples_that_are_in_no_journal_stay(recording: Recording, later: int) -> None:
+    """The collector takes them; one is killed while it closes a segment, the next one goes on."""
+    sample = "{},0,1,1,1".format
+    with copied(recording) as session:
+        follower = begun(session)
+        advance(follower, recording.end_ns)
+        follower.tables.extend(gpu_memory.TABLE)([sample(1), sample(2)])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(segments, "_close", lambda *_: fail())
+            follower.cut(recording.end_ns)
+            follower.segments.finish()
+            follower.tables.extend(gpu_memory.TABLE)([sample(3 + each) for each in range(later)])
+            follower.tables.flush()
+        collector.finalize(session)
+        rows = (session / gpu_memory.TABLE).read_text().splitlines()
+        assert rows[1:] == [sample(1 + each) for each in range(2 + later)]
+        assert rows[0] == COLUMNS[gpu_memory.TABLE]
+
+
+def fail() -> None:
+    raise OSError(28, "no space left on device")
+
+
 def killed_after(patch: pytest.MonkeyPatch, calls: int) -> None:
     """All calls of this process that change a folder fail from then on."""
     left = [calls]

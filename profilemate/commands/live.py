@@ -102,7 +102,8 @@ def live(options: LiveOptions) -> int:
 
 
 def _watch(sessions: list[Path], every: float) -> int:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    # Textual draws on stderr, so that stdout stays free.
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise SessionError("live needs a terminal; --once prints one frame as text")
     try:
         from profilemate.live.app import LiveApp

@@ -62,7 +62,7 @@ def write(found: Sequence[View], out: TextIO) -> None:
     """Print the views as text: plain, and in ASCII, where it does not go to a terminal."""
     from rich.console import Console
 
-    from profilemate.live.text import Look, draw
+    from profilemate.live.text import How, draw
 
     console = Console(file=out, highlight=False, emoji=False, markup=False)
     pretty = console.is_terminal and console.encoding.startswith("utf")
@@ -70,5 +70,5 @@ def write(found: Sequence[View], out: TextIO) -> None:
         if number:
             console.print()
         with console.capture() as drawn:
-            console.print(draw(view, Look(width=console.width, is_ascii=not pretty)))
+            console.print(draw(view, How(width=console.width, is_ascii=not pretty)))
         out.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))

@@ -43,7 +43,7 @@ _NAME = 40
 
 
 @dataclass(frozen=True)
-class Look:
+class How:
     """How a view is drawn. ``order`` and ``holders_by``: keys of ``ORDERS`` and ``HOLDERS_BY``."""
 
     width: int = 80
@@ -53,7 +53,7 @@ class Look:
     holders: int = 5
 
 
-def draw(view: View, how: Look) -> RenderableType:
+def draw(view: View, how: How) -> RenderableType:
     """The whole view."""
     head = Group(*_head(view))
     if how.width < WIDE or not view.engines:
@@ -61,7 +61,7 @@ def draw(view: View, how: Look) -> RenderableType:
     halves = Table.grid(padding=(0, 2), expand=True)
     halves.add_column(ratio=1)
     halves.add_column(ratio=1)
-    half = Look(how.width // 2 - 2, how.is_ascii, how.order, how.holders_by, 3 * how.holders)
+    half = How(how.width // 2 - 2, how.is_ascii, how.order, how.holders_by, 3 * how.holders)
     halves.add_row(Group(*_engines(view, half)), Group(*_rest(view, half)))
     return Group(head, halves)
 
@@ -73,10 +73,6 @@ def _head(view: View) -> Iterator[Text]:
     known = [view.model, *versions]
     if view.until_sec is not None:
         known.append(f"{duration(view.until_sec)} recorded")
-    if view.age_sec is not None and view.state == RUNNING:
-        known.append(f"figures {view.age_sec:.1f} s old")
-    if view.behind_sec is not None:
-        known.append(f"collector {view.behind_sec:.1f} s behind")
     line = ", ".join(printable(each) for each in known if each)
     if line:
         yield Text(line, style="dim")
@@ -84,7 +80,7 @@ def _head(view: View) -> Iterator[Text]:
         yield Text(f"Note: {printable(note)}", style="bold yellow")
 
 
-def _engines(view: View, how: Look) -> Iterator[RenderableType]:
+def _engines(view: View, how: How) -> Iterator[RenderableType]:
     engines = sorted(view.engines, key=ORDERS[how.order])
     if len(engines) > 1:
         yield _overview(engines, how)
@@ -93,7 +89,7 @@ def _engines(view: View, how: Look) -> Iterator[RenderableType]:
         yield from _engine(engine, how)
 
 
-def _overview(engines: Sequence[EngineView], how: Look) -> Table:
+def _overview(engines: Sequence[EngineView], how: How) -> Table:
     heads = ("engine", "usage", "held", "cached", "free", "hits", "evict/s", "run", "wait")
     rows = []
     for engine in engines:
@@ -112,7 +108,7 @@ def _overview(engines: Sequence[EngineView], how: Look) -> Table:
     return _table((f"by {how.order}", *heads[1:]), rows)
 
 
-def _engine(engine: EngineView, how: Look) -> Iterator[RenderableType]:
+def _engine(engine: EngineView, how: How) -> Iterator[RenderableType]:
     why = f" ({WORDS[engine.waits_for]})" if engine.waits_for else ""
     yield Text.assemble(
         (f"Engine {engine.engine}", "bold cyan"),
@@ -135,7 +131,7 @@ def _engine(engine: EngineView, how: Look) -> Iterator[RenderableType]:
         yield Text(f"Note: no longer recorded: {lost}", style="bold yellow")
 
 
-def _bar(engine: EngineView, how: Look) -> Text:
+def _bar(engine: EngineView, how: How) -> Text:
     marks = "#=." if how.is_ascii else "█▒·"
     length = max(10, min(_LONGEST_BAR, how.width - 24))
     parts = [("held", engine.held_blocks), ("cached", engine.cached_blocks)]
@@ -179,7 +175,7 @@ def _figures(columns: Sequence[Figures], has_windows: bool) -> Table:
     return _table(("", *names, "run"), cells, _LABEL)
 
 
-def _rest(view: View, how: Look) -> Iterator[RenderableType]:
+def _rest(view: View, how: How) -> Iterator[RenderableType]:
     if view.engines:
         yield Text()
         yield from _holders(view, how)
@@ -187,7 +183,7 @@ def _rest(view: View, how: Look) -> Iterator[RenderableType]:
     yield _facts(list(_lines(view)))
 
 
-def _holders(view: View, how: Look) -> Iterator[RenderableType]:
+def _holders(view: View, how: How) -> Iterator[RenderableType]:
     if view.holders is None:
         yield Text.assemble(("Holders of blocks", "bold cyan"), f"  {view.holders_note}")
         return
@@ -231,8 +227,9 @@ def _lines(view: View) -> Iterator[tuple[str, str]]:
         if process.mismatches:
             taken += f"; blocks differ from vLLM's count {counted(process.mismatches, 'time')}"
         yield f"Cost, {printable(process.role)} {process.rank}", taken
-    if view.longest_behind_sec is not None:
-        yield "Collector", f"{view.longest_behind_sec:.1f} s behind at most"
+    if view.behind_sec is not None and view.longest_behind_sec is not None:
+        behind = f"{view.behind_sec:.1f} s behind, {view.longest_behind_sec:.1f} s at most"
+        yield "Collector", f"{behind}; figures {view.age_sec or 0.0:.1f} s old"
     if view.disk is not None:
         words = f"{byte_size(view.disk.bytes)} in {counted(view.disk.files, 'file')}"
         if view.segments:

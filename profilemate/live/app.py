@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The terminal view: Textual draws the frame anew after each look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Footer, Static
+
+from profilemate.live.snapshots import Snapshot
+from profilemate.live.text import HOLDERS_BY, ORDERS, How, draw
+from profilemate.live.watching import View, Watcher
+
+_POLL_SEC = 0.25
+_EDGE = 2
+"""Columns that the scroll bar takes."""
+
+
+class LiveApp(App[None]):
+    """Watches the sessions and shows one of them."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #frame { height: auto; padding: 0 0; }
+    #status { height: 1; color: $text-muted; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+        Binding("p", "pause", "Pause"),
+        Binding("n", "next", "Next"),
+        Binding("o", "order", "Sort"),
+        Binding("h", "holders", "Holders"),
+        Binding("s", "snapshot", "Snapshot"),
+    ]
+
+    def __init__(self, sessions: Sequence[Path], interval: float) -> None:
+        super().__init__()
+        self._watchers = [Watcher(session) for session in sessions]
+        self._interval = interval
+        self._views: list[View] = []
+        self._shown = 0
+        self._is_paused = False
+        self._order = 0
+        self._holders = 0
+        self._snapshot: Snapshot | None = None
+        self._said = ""
+
+    def compose(self) -> ComposeResult:
+        """The frame, a line of state and the keys."""
+        with VerticalScroll():
+            yield Static("", id="frame", markup=False)
+        yield Static("", id="status", markup=False)
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        """Look at once, and then again and again."""
+        self.query_one(VerticalScroll).focus()
+        self.set_interval(self._interval, self.look)
+        await self.look()
+
+    def on_unmount(self) -> None:
+        """Let go of the sessions' files."""
+        for watcher in self._watchers:
+            watcher.close()
+
+    def on_resize(self) -> None:
+        """Draw what is known in the new size."""
+        self._draw()
+
+    async def look(self) -> None:
+        """Look at every session, and show the one that is chosen."""
+        # A disk that does not answer must not hold up the keys.
+        views = await asyncio.to_thread(lambda: [watcher.view() for watcher in self._watchers])
+        if not self._is_paused:
+            self._views = views
+            self._draw()
+
+    def action_pause(self) -> None:
+        """Keep what is shown as it is, or go on."""
+        self._is_paused = not self._is_paused
+        self._draw_status()
+
+    def action_next(self) -> None:
+        """Show the next session."""
+        self._shown = (self._shown + 1) % len(self._watchers)
+        self._draw()
+
+    def action_order(self) -> None:
+        """Sort the engines by another figure."""
+        self._order = (self._order + 1) % len(ORDERS)
+        self._draw()
+
+    def action_holders(self) -> None:
+        """Sort the holders by another figure."""
+        self._holders = (self._holders + 1) % len(HOLDERS_BY)
+        self._draw()
+
+    def action_snapshot(self) -> None:
+        """Take a snapshot of the session that is shown."""
+        if self._snapshot is None:
+            self._said = "taking a snapshot"
+            self._snapshot = Snapshot(self._watchers[self._shown].session)
+            self._polling = self.set_interval(_POLL_SEC, self._poll)
+            self._draw_status()
+
+    def _poll(self) -> None:
+        result = None if self._snapshot is None else self._snapshot.result()
+        if result is not None:
+            self._snapshot, self._said = None, result
+            self._polling.stop()
+            self._draw_status()
+
+    def _draw(self) -> None:
+        self._draw_status()
+        if not self._views:
+            return
+        how = How(
+            width=max(20, self.size.width - _EDGE),
+            order=list(ORDERS)[self._order],
+            holders_by=list(HOLDERS_BY)[self._holders],
+            holders=5 if self.size.height < 40 else 10,
+        )
+        self.query_one("#frame", Static).update(draw(self._views[self._shown], how))
+
+    def _draw_status(self) -> None:
+        parts = [
+            f"session {self._shown + 1} of {len(self._watchers)}",
+            f"engines by {list(ORDERS)[self._order]}",
+            f"holders by {list(HOLDERS_BY)[self._holders]}",
+        ]
+        if self._is_paused:
+            parts.insert(0, "PAUSED")
+        if self._said:
+            parts.insert(0, self._said)
+        self.query_one("#status", Static).update(Text("; ".join(parts), no_wrap=True))

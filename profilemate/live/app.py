@@ -11,7 +11,9 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
 from textual.widgets import Footer, Static
 
 from profilemate.live.snapshots import Snapshot
@@ -23,12 +25,44 @@ _EDGE = 2
 """Columns that the scroll bar takes."""
 
 
+class Frame(ScrollView, can_focus=True):
+    """Lines of text that can be scrolled. Only those that changed are drawn anew: that is most of
+    what watching costs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[Text] = []
+        self._strips: list[Strip] = []
+
+    def show(self, lines: list[Text]) -> None:
+        """Show these lines."""
+        changed = [n for n, line in enumerate(lines) if self.lines[n : n + 1] != [line]]
+        gone = range(len(lines), len(self.lines))
+        strips, style = self._strips[: len(lines)], self.rich_style
+        for number in changed:
+            strip = Strip(lines[number].render(self.app.console)).apply_style(style)
+            strips[number : number + 1] = [strip]
+        self.lines, self._strips = lines, strips
+        size = Size(max((strip.cell_length for strip in strips), default=0), len(strips))
+        if size != self.virtual_size:
+            self.virtual_size = size
+        for number in (*changed, *gone):
+            self.refresh_line(number)
+
+    def render_line(self, y: int) -> Strip:
+        """A line of the screen."""
+        left, top = self.scroll_offset
+        known = self._strips[top + y : top + y + 1]
+        strip = known[0] if known else Strip.blank(0)
+        return strip.crop_extend(left, left + self.size.width, self.rich_style)
+
+
 class LiveApp(App[None]):
     """Watches the sessions and shows one of them."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #frame { height: auto; padding: 0 0; }
+    Frame { height: 1fr; overflow-x: hidden; }
     #status { height: 1; color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -52,17 +86,17 @@ class LiveApp(App[None]):
         self._holders = 0
         self._snapshot: Snapshot | None = None
         self._said = ""
+        self._status = ""
 
     def compose(self) -> ComposeResult:
         """The frame, a line of state and the keys."""
-        with VerticalScroll():
-            yield Static("", id="frame", markup=False)
+        yield Frame()
         yield Static("", id="status", markup=False)
         yield Footer()
 
     async def on_mount(self) -> None:
         """Look at once, and then again and again."""
-        self.query_one(VerticalScroll).focus()
+        self.query_one(Frame).focus()
         self.set_interval(self._interval, self.look)
         await self.look()
 
@@ -128,7 +162,7 @@ class LiveApp(App[None]):
             holders_by=list(HOLDERS_BY)[self._holders],
             holders=5 if self.size.height < 40 else 10,
         )
-        self.query_one("#frame", Static).update(draw(self._views[self._shown], how))
+        self.query_one(Frame).show(draw(self._views[self._shown], how))
 
     def _draw_status(self) -> None:
         parts = [
@@ -140,4 +174,8 @@ class LiveApp(App[None]):
             parts.insert(0, "PAUSED")
         if self._said:
             parts.insert(0, self._said)
-        self.query_one("#status", Static).update(Text("; ".join(parts), no_wrap=True))
+        status = "; ".join(parts)
+        if status != self._status:
+            self._status = status
+            # One line stays one line: a new layout would draw the whole screen anew.
+            self.query_one("#status", Static).update(Text(status, no_wrap=True), layout=False)

@@ -69,6 +69,6 @@ def write(found: Sequence[View], out: TextIO) -> None:
     for number, view in enumerate(found):
         if number:
             console.print()
-        with console.capture() as drawn:
-            console.print(draw(view, How(width=console.width, is_ascii=not pretty)))
-        out.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
+        for line in draw(view, How(width=console.width, is_ascii=not pretty)):
+            line.rstrip()
+            console.print(line, soft_wrap=True)

@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis.tables.facts import FULL_ATTENTION
 from analysis.tables.metadata import part, parts, text
@@ -74,6 +75,12 @@ class _Engine:
     """Whether these are all holders at that step."""
 
 
+class _End(NamedTuple):
+    engine: int
+    request_id: str
+    time: float
+
+
 class Ledger:
     """Who holds blocks, by the rows that have been seen."""
 
@@ -81,6 +88,8 @@ class Ledger:
         self._session = session
         self._moves = Tail(session, "kv_cache_allocations", first_bytes=first_bytes)
         self._ends = Tail(session, "requests", first_bytes=first_bytes)
+        self._ended: list[_End] = []
+        """Requests that hold blocks at the last step, and have ended since."""
         self._engines: dict[int, _Engine] = {}
         self._is_from_first_row = False
         self._has_begun = False
@@ -105,12 +114,23 @@ class Ledger:
                 self._engine(rank).ahead.append(row)
         for rank, step in steps.items():
             _apply(self._engine(rank), seconds(step["timestamp_sec"]))
-        for rank, request_id, time in map(_end, self._ends.new_lines()):
-            engine = self._engines.get(rank)
-            if engine and request_id in engine.holds and engine.holds[request_id].since <= time:
-                del engine.holds[request_id]
+        self._end_requests()
         for rank, step in steps.items():
             self._judge(rank, whole(step["running_reqs"]))
+
+    def _end_requests(self) -> None:
+        """Let go of the requests that had ended at the last step."""
+        later = []
+        for end in (*self._ended, *map(_end, self._ends.new_lines())):
+            engine = self._engines.get(end.engine)
+            held = engine.holds.get(end.request_id) if engine else None
+            if engine is None or held is None or held.since > end.time:
+                continue
+            if end.time <= engine.at:
+                del engine.holds[end.request_id]
+            else:
+                later.append(end)
+        self._ended = later
 
     def _judge(self, rank: int, running: int | None) -> None:
         """Find out whether the holders that were seen are all that there are at this step."""
@@ -203,14 +223,12 @@ _END = re.compile(
 )
 
 
-def _end(line: bytes) -> tuple[int, str, float]:
-    """Engine, request and time of a row of requests.jsonl; of no engine where it is damaged."""
+def _end(line: bytes) -> _End:
+    """What a row of requests.jsonl says; of no engine where it is damaged."""
     found = _END.search(line)
     try:
-        return (
-            (int(found[2]), plain(json.loads(found[1])), float(found[3]))
-            if found
-            else (-1, "", 0.0)
-        )
+        if found:
+            return _End(int(found[2]), plain(json.loads(found[1])), float(found[3]))
     except ValueError:
-        return (-1, "", 0.0)
+        pass
+    return _End(-1, "", 0.0)

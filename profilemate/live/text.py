@@ -8,10 +8,11 @@ characters say.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from textwrap import wrap
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from analysis.wording.formats import byte_size, counted, duration, percent, share
@@ -19,7 +20,7 @@ from analysis.wording.printable import printable, shortened
 from profilemate.live.holders import Holder
 from profilemate.live.rates import Figures, Graphs, Median
 from profilemate.live.waiting import WORDS
-from profilemate.live.watching import RUNNING, EngineView, View
+from profilemate.live.watching import RUNNING, EngineView, ProcessView, View
 
 ORDERS: dict[str, Callable[[EngineView], float]] = {
     "number": lambda engine: engine.engine,
@@ -53,20 +54,31 @@ class How:
     holders: int = 5
 
 
-def draw(view: View, how: How) -> RenderableType:
-    """The whole view."""
-    head = Group(*_head(view))
-    if how.width < WIDE or not view.engines:
-        return Group(head, *_engines(view, how), *_rest(view, how))
-    halves = Table.grid(padding=(0, 2), expand=True)
-    halves.add_column(ratio=1)
-    halves.add_column(ratio=1)
-    half = How(how.width // 2 - 2, how.is_ascii, how.order, how.holders_by, 3 * how.holders)
-    halves.add_row(Group(*_engines(view, half)), Group(*_rest(view, half)))
-    return Group(head, halves)
+def draw(view: View, how: How) -> list[Text]:
+    """The whole view, line by line. No line is wider than ``how`` says.
+
+    The lines are put together here, as rich's own tables would take ten times as long every second.
+    """
+    engines, rest = list(_engines(view, how)), list(_rest(view, how))
+    if how.width >= WIDE and engines:
+        half = replace(how, width=how.width // 2 - 2, holders=3 * how.holders)
+        engines, rest = _side_by_side(list(_engines(view, half)), list(_rest(view, half)), half), []
+    lines = [*_head(view, how), *engines, *rest]
+    for line in lines:
+        line.truncate(how.width)
+    return lines
 
 
-def _head(view: View) -> Iterator[Text]:
+def _side_by_side(left: list[Text], right: list[Text], half: How) -> list[Text]:
+    lines = []
+    for one, other in zip_longest(left, right, fillvalue=Text()):
+        line = one.copy()
+        line.truncate(half.width, pad=True)
+        lines.append(Text.assemble(line, "    ", other))
+    return lines
+
+
+def _head(view: View, how: How) -> Iterator[Text]:
     state = "bold green" if view.state == RUNNING else "bold yellow"
     yield Text.assemble((printable(view.session_id), "bold"), "  ", (view.state, state))
     versions = [f"{name} {text}" for name, text in view.versions.items() if name == "vllm"]
@@ -77,38 +89,38 @@ def _head(view: View) -> Iterator[Text]:
     if line:
         yield Text(line, style="dim")
     for note in view.notes:
-        yield Text(f"Note: {printable(note)}", style="bold yellow")
+        for text in wrap(f"Note: {printable(note)}", how.width):
+            yield Text(text, style="bold yellow")
 
 
-def _engines(view: View, how: How) -> Iterator[RenderableType]:
+def _engines(view: View, how: How) -> Iterator[Text]:
     engines = sorted(view.engines, key=ORDERS[how.order])
     if len(engines) > 1:
-        yield _overview(engines, how)
+        yield Text()
+        yield from _overview(engines, how)
     for engine in engines:
         yield Text()
         yield from _engine(engine, how)
 
 
-def _overview(engines: Sequence[EngineView], how: How) -> Table:
-    heads = ("engine", "usage", "held", "cached", "free", "hits", "evict/s", "run", "wait")
-    rows = []
-    for engine in engines:
-        latest = _latest(engine)
-        rows.append(
-            (
-                str(engine.engine),
-                percent(engine.usage_pct),
-                *(f"{n:,}" for n in (engine.held_blocks, engine.cached_blocks, engine.free_blocks)),
-                share(latest.hit_rate),
-                _rate(latest.evictions_per_sec),
-                f"{engine.running:,}",
-                f"{engine.waiting:,}",
-            )
+def _overview(engines: Sequence[EngineView], how: How) -> list[Text]:
+    heads = ("usage", "held", "cached", "free", "hit rate", "evict/s", "run", "wait")
+    rows = [
+        (
+            f"Engine {engine.engine}",
+            percent(engine.usage_pct),
+            *(f"{n:,}" for n in (engine.held_blocks, engine.cached_blocks, engine.free_blocks)),
+            share(_latest(engine).hit_rate),
+            _rate(_latest(engine).evictions_per_sec),
+            f"{engine.running:,}",
+            f"{engine.waiting:,}",
         )
-    return _table((f"by {how.order}", *heads[1:]), rows)
+        for engine in engines
+    ]
+    return _table((f"by {how.order}", *heads), rows)
 
 
-def _engine(engine: EngineView, how: How) -> Iterator[RenderableType]:
+def _engine(engine: EngineView, how: How) -> Iterator[Text]:
     why = f" ({WORDS[engine.waits_for]})" if engine.waits_for else ""
     yield Text.assemble(
         (f"Engine {engine.engine}", "bold cyan"),
@@ -120,7 +132,7 @@ def _engine(engine: EngineView, how: How) -> Iterator[RenderableType]:
         f"{engine.free_blocks:,} free of {counted(engine.total_blocks, 'block')}, "
         f"{engine.peak_held_blocks:,} held at the peak"
     )
-    yield _figures([*engine.windows, engine.run], bool(engine.windows))
+    yield from _figures([*engine.windows, engine.run])
     yield Text(
         f"In all: {counted(engine.evictions, 'eviction')}, "
         f"{counted(engine.preemptions, 'preemption')}, "
@@ -134,13 +146,10 @@ def _engine(engine: EngineView, how: How) -> Iterator[RenderableType]:
 def _bar(engine: EngineView, how: How) -> Text:
     marks = "#=." if how.is_ascii else "█▒·"
     length = max(10, min(_LONGEST_BAR, how.width - 24))
-    parts = [("held", engine.held_blocks), ("cached", engine.cached_blocks)]
-    total = engine.total_blocks
-    ends, so_far = [], 0
-    for _, blocks in parts:
-        so_far += blocks
-        ends.append(min(length, round(length * so_far / total)) if total else 0)
-    held, cached = ends[0], ends[1] - ends[0]
+    total = max(1, engine.total_blocks)
+    held = min(length, round(length * engine.held_blocks / total))
+    used = round(length * (engine.held_blocks + engine.cached_blocks) / total)
+    cached = max(0, min(length, used) - held)
     return Text.assemble(
         (f"{'KV cache':<10}", "bold"),
         (marks[0] * held, "cyan"),
@@ -150,9 +159,9 @@ def _bar(engine: EngineView, how: How) -> Text:
     )
 
 
-def _figures(columns: Sequence[Figures], has_windows: bool) -> Table:
+def _figures(columns: Sequence[Figures]) -> list[Text]:
     """The same figures of each window and of the run, side by side."""
-    names = [f"last {column.seconds:.0f} s" for column in columns[:-1]] if has_windows else []
+    names = [f"last {column.seconds:.0f} s" for column in columns[:-1]]
 
     def pair(first: float | None, second: float | None) -> str:
         return f"{_rate(first)} / {_rate(second)}"
@@ -175,26 +184,33 @@ def _figures(columns: Sequence[Figures], has_windows: bool) -> Table:
     return _table(("", *names, "run"), cells, _LABEL)
 
 
-def _rest(view: View, how: How) -> Iterator[RenderableType]:
+def _rest(view: View, how: How) -> Iterator[Text]:
     if view.engines:
         yield Text()
         yield from _holders(view, how)
-    yield Text()
-    yield _facts(list(_lines(view)))
+        yield Text()
+    for label, words in _facts(view):
+        for number, text in enumerate(wrap(words, max(20, how.width - _LABEL))):
+            head = "" if number else label
+            yield Text.assemble((f"{head:<{_LABEL}}", "dim"), text)
 
 
-def _holders(view: View, how: How) -> Iterator[RenderableType]:
+def _holders(view: View, how: How) -> Iterator[Text]:
     if view.holders is None:
-        yield Text.assemble(("Holders of blocks", "bold cyan"), f"  {view.holders_note}")
+        for number, text in enumerate(wrap(f"Holders of blocks  {view.holders_note}", how.width)):
+            line = Text(text)
+            if not number:
+                line.stylize("bold cyan", 0, 17)
+            yield line
         return
     title = f"  by {how.holders_by}, of {counted(len(view.holders), 'request')}"
     yield Text.assemble(("Holders of blocks", "bold cyan"), title)
     shown = sorted(view.holders, key=HOLDERS_BY[how.holders_by])[: how.holders]
-    name = max(16, min(_NAME, how.width - 40))
+    width = max(16, min(_NAME, how.width - 40))
     several = len(view.engines) > 1
     rows = [
         (
-            f"{holder.engine}: " * several + shortened(holder.request_id, name),
+            f"{holder.engine}: " * several + shortened(holder.request_id, width),
             f"{holder.blocks:,}",
             f"{holder.reused_blocks:,}",
             _time(holder.age_sec),
@@ -202,10 +218,10 @@ def _holders(view: View, how: How) -> Iterator[RenderableType]:
         for holder in shown
     ]
     if rows:
-        yield _table(("request", "blocks", "reused", "for"), rows)
+        yield from _table(("request", "blocks", "reused", "for"), rows)
 
 
-def _lines(view: View) -> Iterator[tuple[str, str]]:
+def _facts(view: View) -> Iterator[tuple[str, str]]:
     """What there is to say beside the engines, each under its label."""
     for worker in view.workers:
         window, run = worker.window, worker.run
@@ -218,15 +234,7 @@ def _lines(view: View) -> Iterator[tuple[str, str]]:
         total = byte_size(gpu.used_bytes + gpu.free_bytes)
         yield f"GPU {gpu.gpu}", f"{byte_size(gpu.used_bytes)} of {total} used{busy}"
     for process in view.processes:
-        taken = "not known yet"
-        if process.hooks_pct is not None and process.writing_pct is not None:
-            taken = f"{process.hooks_pct:.2f} % of a core in hooks"
-            taken += f", {process.writing_pct:.2f} % writing"
-        if process.dropped_events:
-            taken += f"; {counted(process.dropped_events, 'event')} dropped"
-        if process.mismatches:
-            taken += f"; blocks differ from vLLM's count {counted(process.mismatches, 'time')}"
-        yield f"Cost, {printable(process.role)} {process.rank}", taken
+        yield f"Cost, {printable(process.role)} {process.rank}", _cost(process)
     if view.behind_sec is not None and view.longest_behind_sec is not None:
         behind = f"{view.behind_sec:.1f} s behind, {view.longest_behind_sec:.1f} s at most"
         yield "Collector", f"{behind}; figures {view.age_sec or 0.0:.1f} s old"
@@ -239,29 +247,34 @@ def _lines(view: View) -> Iterator[tuple[str, str]]:
         yield "On disk", words
 
 
+def _cost(process: ProcessView) -> str:
+    words = "not known yet"
+    if process.hooks_pct is not None and process.writing_pct is not None:
+        words = f"{process.hooks_pct:.2f} % of a core in hooks, {process.writing_pct:.2f} % writing"
+    if process.dropped_events:
+        words += f"; {counted(process.dropped_events, 'event')} dropped"
+    if process.mismatches:
+        words += f"; blocks differ from vLLM's count {counted(process.mismatches, 'time')}"
+    return words
+
+
 def _graphs(of: Graphs) -> str:
     return f"{share(of.in_graph)} in a graph, {share(of.padding)} padding"
 
 
-def _facts(lines: Sequence[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(min_width=_LABEL - 2, no_wrap=True)
-    grid.add_column()
-    for label, words in lines:
-        grid.add_row(Text(label, style="dim"), Text(words))
-    return grid
-
-
-def _table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], first_width: int | None = None
-) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(Text(heads[0]), no_wrap=True, min_width=first_width)
-    for head in heads[1:]:
-        table.add_column(Text(head), justify="right", no_wrap=True)
-    for label, *cells in rows:
-        table.add_row(Text(label), *map(Text, cells))
-    return table
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_width: int = 0) -> list[Text]:
+    """Columns aligned to the right, the first one to the left, two apart."""
+    widths = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
+    widths[0] = max(widths[0], first_width)
+    lines = []
+    for number, (label, *cells) in enumerate((heads, *rows)):
+        figures = [
+            " " * (2 + width - cell_len(cell)) + cell
+            for cell, width in zip(cells, widths[1:], strict=True)
+        ]
+        text = set_cell_size(label, widths[0]) + "".join(figures)
+        lines.append(Text(text, style="" if number else "dim"))
+    return lines
 
 
 def _latest(engine: EngineView) -> Figures:

@@ -137,13 +137,15 @@ class Watcher:
         found = self._last
         if found is None:
             return replace(_nothing(self.session), notes=tuple(notes))
+        was_read = not notes
         self._read_rarely()
         if self._problem:
             notes.append(self._problem)
         lookups = self._follow_tables(found)
         age = max(0.0, time.time() - found.written_ns / 1e9)
-        state = ENDED if found.ended else SILENT if age > SILENT_SEC or notes else RUNNING
-        if state == SILENT and not notes:
+        is_silent = age > SILENT_SEC or not was_read
+        state = ENDED if found.ended else SILENT if is_silent else RUNNING
+        if state == SILENT and was_read:
             notes.append(
                 f"nothing new for {age:,.0f} s: the collector has ended, or the machine stands "
                 "still; profilemate finalize completes a session that has ended"

@@ -12,7 +12,7 @@ import pytest
 from profilemate.live.holders import CONNECTOR, LOST, NO_GROUPS, SEVERAL_GROUPS, Ledger, why_not
 from profilemate.live.tails import last_rows
 from tests.live.running import Running, mixed, running
-from tests.support.scheduler import tokens
+from tests.support.scheduler import ANSWER, tokens
 
 
 def seen(ledger: Ledger, folder: Path) -> dict[str, int] | None:
@@ -61,17 +61,18 @@ def test_reused_blocks_and_times(live: Running) -> None:
 
 def test_one_whose_blocks_all_live_on_is_let_go(live: Running) -> None:
     """Nothing of it is freed, so only requests.jsonl tells that it has ended."""
-    live.add("first", tokens(1, 32), 2)
+    live.add("first", tokens(1, 31), 2)
     live.step()
-    live.add("second", tokens(1, 33), 20)
+    # In the step that fills the first one's second block, which is its last step.
+    live.add("second", [*tokens(1, 31), ANSWER, *tokens(5, 10)], 20)
+    live.step()
     live.write()
     ledger = Ledger(live.folder)
-    assert seen(ledger, live.folder) == live.held == {"first": 2}
-    for _ in range(4):
-        live.step()
-        live.write()
-        assert seen(ledger, live.folder) == live.held
-    assert "first" not in live.held
+    assert seen(ledger, live.folder) == live.held == {"first": 2, "second": 3}
+    live.step()
+    live.write()
+    assert "free" not in (live.folder / "kv_cache_allocations.csv").read_text()
+    assert seen(ledger, live.folder) == live.held == {"second": 3}
 
 
 def test_nothing_where_the_beginning_was_not_seen(live: Running) -> None:

@@ -17,9 +17,6 @@ from profilemate.live.reading import Counters, Engine, Histogram, Look, Process,
 
 WINDOWS_SEC = (10.0, 60.0)
 
-_NEARLY = 0.95
-"""A look that is nearly as old as a window is long begins it: none is made at the very moment."""
-
 _NO_COUNTERS = Counters()
 
 
@@ -101,11 +98,13 @@ class History:
         found: list[tuple[Look, Look]] = []
         if len(self._looks) < 2:
             return found
+        *earlier, last = self._looks
         for seconds in WINDOWS_SEC:
-            old = [look for look in self._looks if self._age(look) >= _NEARLY * seconds]
-            first = old[-1] if old else self._looks[0]
-            if (first, self._looks[-1]) not in found:
-                found.append((first, self._looks[-1]))
+            # No look was taken at the very moment: the one that is nearest.
+            ages = [abs(self._age(look) - seconds) for look in earlier]
+            first = earlier[ages.index(min(ages))]
+            if (first, last) not in found:
+                found.append((first, last))
         return found
 
     def _age(self, look: Look) -> float:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,16 +21,15 @@ from profilemate.live.text import HOLDERS_BY, ORDERS, How, draw
 from profilemate.live.watching import View, Watcher
 
 _POLL_SEC = 0.25
-_EDGE = 2
-"""Columns that the scroll bar takes."""
 
 
 class Frame(ScrollView, can_focus=True):
     """Lines of text that can be scrolled. Only those that changed are drawn anew: that is most of
     what watching costs."""
 
-    def __init__(self) -> None:
+    def __init__(self, resized: Callable[[], None]) -> None:
         super().__init__()
+        self._resized = resized
         self.lines: list[Text] = []
         self._strips: list[Strip] = []
 
@@ -49,6 +48,10 @@ class Frame(ScrollView, can_focus=True):
         for number in (*changed, *gone):
             self.refresh_line(number)
 
+    def on_resize(self) -> None:
+        """There is more room, or less."""
+        self._resized()
+
     def render_line(self, y: int) -> Strip:
         """A line of the screen."""
         left, top = self.scroll_offset
@@ -62,7 +65,7 @@ class LiveApp(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    Frame { height: 1fr; overflow-x: hidden; }
+    Frame { height: 1fr; overflow-x: hidden; scrollbar-gutter: stable; }
     #status { height: 1; color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -90,7 +93,7 @@ class LiveApp(App[None]):
 
     def compose(self) -> ComposeResult:
         """The frame, a line of state and the keys."""
-        yield Frame()
+        yield Frame(self._draw)
         yield Static("", id="status", markup=False)
         yield Footer()
 
@@ -104,10 +107,6 @@ class LiveApp(App[None]):
         """Let go of the sessions' files."""
         for watcher in self._watchers:
             watcher.close()
-
-    def on_resize(self) -> None:
-        """Draw what is known in the new size."""
-        self._draw()
 
     async def look(self) -> None:
         """Look at every session, and show the one that is chosen."""
@@ -156,13 +155,14 @@ class LiveApp(App[None]):
         self._draw_status()
         if not self._views:
             return
+        frame = self.query_one(Frame)
         how = How(
-            width=max(20, self.size.width - _EDGE),
+            width=max(20, frame.size.width),
             order=list(ORDERS)[self._order],
             holders_by=list(HOLDERS_BY)[self._holders],
             holders=5 if self.size.height < 40 else 10,
         )
-        self.query_one(Frame).show(draw(self._views[self._shown], how))
+        frame.show(draw(self._views[self._shown], how))
 
     def _draw_status(self) -> None:
         parts = [

@@ -28,7 +28,10 @@ class Terminal:
 
     def tmux(self, *arguments: str) -> str:
         command = ["tmux", "-S", str(self._socket), "-f", "/dev/null", *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        # These say how large the terminal is, whatever it is.
+        environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "TMUX")}
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        return done.stdout
 
     def screen(self) -> str:
         return self.tmux("capture-pane", "-p")

@@ -24,6 +24,8 @@ _EXTRAS = {
     "polars": "analysis",
     "typer": "analysis",
     "prometheus_client": "analysis",
+    "rich": "analysis",
+    "textual": "analysis",
     "plotly": "report",
 }
 """The extra that has a package which may be missing."""

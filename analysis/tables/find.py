@@ -93,21 +93,31 @@ def siblings(session: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def _newest_in(folder: Path, *, own_first: bool) -> Path:
+def sessions_in(folder: Path, *, own_first: bool) -> list[Path]:
+    """The sessions in a folder, the newest first; the user's own before all others if wanted.
+
+    Raises:
+        OSError: it cannot be read.
+
+    """
     sessions = [
         child
         for child in folder.iterdir()
         # What begins with a dot is being made.
         if not child.name.startswith(".") and _is_readable(child) and is_session(child)
     ]
+    sessions.sort(key=_age, reverse=True)
+    return sorted(sessions, key=lambda each: not is_own(each)) if own_first else sessions
+
+
+def _newest_in(folder: Path, *, own_first: bool) -> Path:
+    sessions = sessions_in(folder, own_first=own_first)
     if not sessions:
         raise SessionError(
             f"no session in {folder}: neither it nor a folder in it has a {METADATA_FILE} that you "
             "can read; name a session's folder or one of sessions"
         )
-    if own_first:
-        sessions = [session for session in sessions if is_own(session)] or sessions
-    return max(sessions, key=_age)
+    return sessions[0]
 
 
 def _is_readable(child: Path) -> bool:

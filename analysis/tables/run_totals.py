@@ -13,8 +13,7 @@ from analysis.errors import SessionError, unreadable
 from analysis.tables.faults import no_number
 from analysis.tables.files import opened
 from analysis.tables.metadata import part, parts
-
-TOTALS_FILE = "totals.json"
+from profilemate.format.totals import TOTALS_FILE
 
 _FORMAT_VERSION = 1
 

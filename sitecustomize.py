@@ -26,7 +26,11 @@ _others = [entry for entry in sys.path if entry not in _ours]
 # A sitecustomize that comes before this one has had its turn: it got itself out of the way and
 # handed over, or Python would not be here.
 _first = sys.path.index(_ours[0]) if _ours else len(sys.path)
-_next = PathFinder.find_spec("sitecustomize", _others[_first:])
+# Other copies of profilemate, too, have handed over: they come behind this one now.
+_ran = [entry for each in sys.meta_path for entry in getattr(each, "profilemate_ran_from", ())]
+_left = [entry for entry in _others[_first:] if entry not in _ran]
+_has_run = not set(_ours).isdisjoint(_ran)
+_next = None if _has_run else PathFinder.find_spec("sitecustomize", _left)
 
 # Last on the path, the repository's other packages shadow none of the user's.
 sys.path[:] = _others + _ours
@@ -34,6 +38,9 @@ try:
     from profilemate.bootstrap import install
 
     install()
+    for _finder in sys.meta_path:
+        if type(_finder).__module__ == "profilemate.bootstrap":
+            vars(_finder)["profilemate_ran_from"] = [*_ran, *_ours]
     # A package of the user's may have our name, and comes first. Ours is found where there is none.
     for _name in ("profilemate.bootstrap", "profilemate"):
         sys.modules.pop(_name, None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -25,6 +26,29 @@ def test_runs_exactly_once(user: User, python: str, form: str, ours: str) -> Non
         "ran sitecustomize True",
         str(theirs),
     ]
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+@pytest.mark.parametrize("copies", [2, 3])
+def test_copies_of_profilemate_hand_over_once(
+    user: User, python: str, copies: int, has_own: bool
+) -> None:
+    """As where a parent's PYTHONPATH has one, and a script adds another."""
+    roots = [str(ROOT)]
+    for number in range(1, copies):
+        root = user.work / f"copy{number}"
+        root.mkdir()
+        shutil.copy(ROOT / "sitecustomize.py", root)
+        shutil.copytree(ROOT / "profilemate", root / "profilemate")
+        roots.append(str(root))
+    if has_own:
+        user.write("sitecustomize", RAN)
+    finders = "print(sum(type(e).__module__ == 'profilemate.bootstrap' for e in sys.meta_path))"
+    for ordered in (roots, roots[::-1]):
+        path = os.pathsep.join([*ordered, str(user.site)])
+        ended = user.run(f"import sys; {finders}", python=python, PYTHONPATH=path)
+        assert ended.stderr == ""
+        assert ended.stdout.split("\n") == [*["ran sitecustomize True"] * has_own, "1", ""]
 
 
 def test_ours_stays_where_there_is_no_other(user: User, python: str) -> None:

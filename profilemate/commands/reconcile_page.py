@@ -75,11 +75,15 @@ def scraped(url: str) -> tuple[str, str, float]:
     try:
         result = results.get(timeout=ANSWER_SEC)
     except queue.Empty:
-        result = TimeoutError(f"it takes longer than {ANSWER_SEC} s")
+        result = TimeoutError()
     if isinstance(result, SessionError):
         raise result
     if isinstance(result, Exception):
-        why = shortened(str(getattr(result, "reason", None) or result), LONGEST_REASON)
+        reason = getattr(result, "reason", None) or result
+        if isinstance(reason, TimeoutError):
+            # Here, or in the thread, which has the same limit for each read.
+            reason = f"it takes longer than {ANSWER_SEC} s"
+        why = shortened(str(reason), LONGEST_REASON)
         raise SessionError(f"cannot get {shown(asked)}: {why}; is the server running?")
     return result.decode("utf-8", "replace"), shown(asked), time.time()
 

@@ -99,10 +99,11 @@ def numbers(folder: Path) -> list[int]:
 def size_of_segments(folder: Path) -> int:
     """Bytes of all closed segments."""
     total = 0
-    for path in folder.glob("segments/[0-9]*/*"):
+    for number in numbers(folder):
         # It may go this very moment.
         with suppress(FileNotFoundError):
-            total += path.stat().st_size
+            files = (folder / "segments" / f"{number:04}").iterdir()
+            total += sum(path.stat().st_size for path in files)
     return total
 
 

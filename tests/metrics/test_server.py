@@ -176,7 +176,8 @@ def test_a_hundred_connections_at_once(address: Address, totals: RunTotals) -> N
         answered = sum(pool.map(ask, range(100)))
     assert answered > 0
     assert len({*most}) == 1
-    assert threading.active_count() == threads
+    # Those of earlier tests may end meanwhile.
+    assert threading.active_count() <= threads
     check_answers(address, totals)
 
 

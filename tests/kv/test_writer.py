@@ -197,11 +197,13 @@ def test_no_thread_can_be_had(journal: JournalAt, monkeypatch: pytest.MonkeyPatc
         assert contents(path)[0] == list(range(number + 1))
 
 
+@pytest.mark.parametrize("times", [1, writer.ATTEMPTS])
 def test_a_thread_that_ended_is_begun_anew(
-    journal: JournalAt, monkeypatch: pytest.MonkeyPatch
+    journal: JournalAt, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
+    """By the next step; before it ends, it tries again by itself."""
     opened, path = journal
-    endings = [SystemExit]
+    endings = [SystemExit] * times
     write = opened.write
 
     def write_or_end() -> bool:
@@ -212,6 +214,7 @@ def test_a_thread_that_ended_is_begun_anew(
     monkeypatch.setattr(opened, "write", write_or_end)
     keep_step(opened, 1)
     wait_for(lambda: not endings and recorder._writer.is_idle)
+    assert contents(path)[0] == ([1] if times < writer.ATTEMPTS else [])
     keep_step(opened, 2)
     wait_until_written()
     assert contents(path)[0] == [1, 2]

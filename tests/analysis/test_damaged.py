@@ -187,6 +187,11 @@ class TestMetadata:
         # The last row's time.
         assert summarize(open_session(session.folder)).session.duration_sec == 3
 
+    def test_a_begin_out_of_any_sense_is_not_known(self, session: SessionBuilder) -> None:
+        session.metadata(started_at=-1)
+        session.usage((1, 40), (3, 80))
+        assert summarize(open_session(session.folder)).session.duration_sec == 3
+
     @pytest.mark.parametrize("number", [10**30, -1, 1e300])
     def test_facts_out_of_any_sense_are_not_known(
         self, session: SessionBuilder, number: float

@@ -245,6 +245,25 @@ def test_session_whose_processes_end_apart(tmp_path: Path) -> None:
     assert [cells[-2] for cells in timeline].index("0") == 500
 
 
+def test_processes_that_join_when_the_others_have_ended(tmp_path: Path) -> None:
+    """They are followed, too, and the session is open as long as one has just come."""
+    first = EngineJournal(tmp_path)
+    first.killed()
+    (tmp_path / "tables").mkdir()
+    follower = Follower(first.folder, tmp_path / "tables")
+    follower.discover()
+    for rank in (1, 2):
+        another = EngineJournal(tmp_path, rank)
+        assert another.folder == first.folder
+        another.killed()
+        assert not follower.retire()
+    assert set(follower.producers) == {"engine0", "engine1", "engine2"}
+    assert follower.retire()
+    late = EngineJournal(tmp_path, 3)
+    assert late.folder != first.folder
+    late.killed()
+
+
 def test_engine_and_workers(tmp_path: Path) -> None:
     """A worker leaves the engine's tables as they are without it, and the totals, too."""
     alone = EngineJournal(tmp_path / "alone", device="cpu")

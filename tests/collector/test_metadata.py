@@ -75,6 +75,16 @@ def test_hooks_that_fail_one_after_another(tmp_path: Path) -> None:
     assert not found["complete"]
 
 
+def test_events_that_were_dropped(tmp_path: Path) -> None:
+    """A session is not complete, whether or not its journal says why they were."""
+    worker = WorkerJournal(tmp_path)
+    worker.recorder.costs.dropped = 3
+    worker.status(cuda_graphs={})
+    found = finalized(worker)
+    assert found["processes"][0]["hooks_failed"] == {}
+    assert (found["dropped_events"], found["complete"]) == (3, False)
+
+
 def test_first_worker_is_the_one_with_the_lowest_rank(tmp_path: Path) -> None:
     """Not the one whose name comes first."""
     ten = WorkerJournal(tmp_path, 10, cuda_graphs={**GRAPHS, "runner": "V1"})

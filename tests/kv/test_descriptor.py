@@ -42,8 +42,10 @@ def reopen(opened: Recorder, path: Path) -> Recorder:
 
 
 def test_the_number_is_out_of_the_way(journal: JournalAt) -> None:
-    """So that no file of the application's soon gets it."""
-    assert descriptor_of(journal[1]) >= HIGH_FD
+    """So that no file of the application's soon gets it, and no child has it."""
+    number = descriptor_of(journal[1])
+    assert number >= HIGH_FD
+    assert not os.get_inheritable(number)
 
 
 def test_a_closed_number_is_the_applications(journal: JournalAt, tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_a_closed_number_is_the_applications(journal: JournalAt, tmp_path: Path)
 def test_a_closed_journal_that_is_no_longer_there(
     journal: JournalAt, tmp_path: Path, left: str
 ) -> None:
-    """Nothing else is written to in its place: one line, and recording stops."""
+    """Nothing else is written to in its place, nor closed: one line, and recording stops."""
     opened, path = reopen(*journal), journal[1]
     keep_step(opened, 1)
     wait_until_written()
@@ -81,11 +83,14 @@ def test_a_closed_journal_that_is_no_longer_there(
         path.write_bytes(b"")
     elif left == "link":
         path.symlink_to(kept)
-    os.close(descriptor_of(kept))
-    with said() as lines:
+    number = descriptor_of(kept)
+    with (tmp_path / "mine").open("wb", buffering=0) as mine, said() as lines:
+        os.dup2(mine.fileno(), number)
         keep_step(opened, 2)
         wait_until_written()
         opened.close()
+        os.close(number)
+    assert (tmp_path / "mine").read_bytes() == b""
     assert contents(kept)[0] == [1]
     assert left != "another" or path.read_bytes() == b""
     (line,) = lines

@@ -8,6 +8,7 @@ import os
 import resource
 import struct
 from collections.abc import Callable, Iterator
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,20 @@ def test_hook_that_raises(
     assert process["hooks_failed"] == ({} if lost else {where: reason})
     assert process["problem"] is None
     assert process["ended"] == "exit"
+
+
+def test_hook_that_raises_and_whose_loss_cannot_be_recorded(
+    model: Path, tmp_path: Path, unprofiled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the recording ends, with one line."""
+    monkeypatch.setattr(block_pool, "length_hint", fails_at(10, length_hint))
+    monkeypatch.setattr(Recorder, "lose", broken)
+    with said() as lines:
+        assert record(model, tmp_path) == unprofiled
+    (line,) = lines
+    stopped = "recording stopped, free_blocks failed (RuntimeError: as a hook may); vLLM goes on"
+    assert line == f"profilemate: engine 0: {stopped}"
+    assert not make_tables(only_session(tmp_path), tmp_path / "tables").metadata["complete"]
 
 
 def test_blocks_listed_one_by_one(

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -332,6 +333,19 @@ def test_the_founding_holds_no_secret(
         build_scheduler(model, 10)
     texts = [p.read_bytes() for p in only_session(tmp_path / "other").rglob("*") if p.is_file()]
     assert not any(b"s3cret" in text for text in texts)
+
+
+def test_a_process_of_another_host_has_a_session_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that they share: their clocks are not."""
+    folders = []
+    for host in ("one", "another", "another"):
+        monkeypatch.setattr(platform, "node", lambda host=host: host)
+        place = claim(tmp_path, "session_mine", f"engine{len(folders)}")
+        os.close(place.fd)
+        folders.append(place.directory.name)
+    assert folders == ["session_mine", "session_mine_2", "session_mine_2"]
 
 
 def test_one_collector_at_a_time(tmp_path: Path) -> None:

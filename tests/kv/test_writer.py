@@ -20,6 +20,7 @@ from profilemate.collector.decode import Shape, episodes
 from profilemate.collector.journal_reader import Frame, JournalReader
 from profilemate.format.events import Op
 from profilemate.format.journal import Kind
+from profilemate.hooks.kv import requests
 from profilemate.record import encode, recorder, writer
 from profilemate.record.recorder import Recorder
 from profilemate.record.writer import Writer
@@ -32,7 +33,7 @@ from tests.kv.recording import (
     wait_until_written,
 )
 from tests.kv.transcript import arrivals, transcript
-from tests.support.scheduler import build_scheduler
+from tests.support.scheduler import RequestMaker, build_scheduler, tokens
 
 BLOCKS = 60
 PATIENCE_SEC = 60
@@ -196,11 +197,13 @@ def test_no_thread_can_be_had(journal: JournalAt, monkeypatch: pytest.MonkeyPatc
         assert contents(path)[0] == list(range(number + 1))
 
 
+@pytest.mark.parametrize("times", [1, writer.ATTEMPTS])
 def test_a_thread_that_ended_is_begun_anew(
-    journal: JournalAt, monkeypatch: pytest.MonkeyPatch
+    journal: JournalAt, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
+    """By the next step; before it ends, it tries again by itself."""
     opened, path = journal
-    endings = [SystemExit]
+    endings = [SystemExit] * times
     write = opened.write
 
     def write_or_end() -> bool:
@@ -211,6 +214,7 @@ def test_a_thread_that_ended_is_begun_anew(
     monkeypatch.setattr(opened, "write", write_or_end)
     keep_step(opened, 1)
     wait_for(lambda: not endings and recorder._writer.is_idle)
+    assert contents(path)[0] == ([1] if times < writer.ATTEMPTS else [])
     keep_step(opened, 2)
     wait_until_written()
     assert contents(path)[0] == [1, 2]
@@ -341,6 +345,31 @@ def test_a_disk_that_does_not_answer_for_long(
     # The loss of a part is an event, too.
     assert opened.dropped + len(numbers) == 5_001
     assert kinds[-1] is Kind.END
+
+
+@pytest.mark.parametrize("what", ["ids", "tokens"])
+def test_what_long_requests_hold_counts_while_it_waits(
+    model: Path, hooks_on: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Of the limit, an event takes what it takes of the memory."""
+    monkeypatch.setattr(recorder, "MAX_WAITING", 5_000)
+    monkeypatch.setattr(writer, "STUCK_SEC", 0.0)
+    make = RequestMaker()
+    with said() as lines, hooks_only(tmp_path):
+        scheduler = build_scheduler(model, BLOCKS)
+        (opened,) = recorder._living()
+        disk = Stuck(monkeypatch)
+        transcript(scheduler, [(0, make("short", tokens(1, 40), 3))])
+        wait_for(lambda: disk.calls)
+        assert opened.active
+        if what == "tokens":
+            monkeypatch.setattr(requests, "TOKEN_BYTES", 100_000)
+        length = 2_000_000 if what == "ids" else 1
+        transcript(scheduler, [(0, make("x" * length, tokens(2, 40), 3))])
+        assert not opened.active
+        disk.let_go()
+    (line,) = lines
+    assert "events wait for it" in line
 
 
 def test_the_collector_of_garbage_ends_a_recording_in_the_midst_of_a_write(

@@ -88,6 +88,13 @@ def refusal(name: str, chosen: Settings, **changes: Any) -> str:
         ("llama-3.1-8b", {"torch_dtype": 16}, "torch_dtype is 16, not a text"),
         ("llama-3.1-8b", {"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', not true or"),
         ("mistral-7b-v0.1", {"sliding_window": "4096"}, "sliding_window is '4096', not a whole"),
+        (
+            "mistral-7b-v0.1",
+            {"sliding_window": -1},
+            "sliding_window is -1, not a whole number, 0 or",
+        ),
+        ("mistral-7b-v0.1", {"sliding_window": 10**9}, "sliding_window is 1000000000, not a whole"),
+        ("qwen3-next-80b-a3b", {"mlp_only_layers": [0.5]}, "a list with 1 entries, not a list of"),
         ("deepseek-v3", {"quantization_config": []}, "quantization_config is a list with 0"),
         ("deepseek-v3", {"quantization_config": {"bits": "4"}}, "bits is '4', not a whole number"),
     ],

@@ -57,6 +57,8 @@ def _follow(path: Path, *, detached: bool) -> int:
 
 def _quieten(journals: Folder) -> None:
     """Deaf to the terminal's signals, complaints into a file of the session."""
+    # Whoever starts it again is a thread that blocks them all.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for name in (signal.SIGINT, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     fd = journals.open("collector.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -96,6 +96,15 @@ def numbers(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in found)
 
 
+def blocked_signals(process: int) -> int:
+    (line,) = (
+        line
+        for line in Path("/proc", str(process), "status").read_text().splitlines()
+        if line.startswith("SigBlk")
+    )
+    return int(line.split()[1], 16)
+
+
 def size_of_segments(folder: Path) -> int:
     """Bytes of all closed segments."""
     total = 0
@@ -122,6 +131,7 @@ def test_a_long_run_is_bounded_and_its_collector_is_started_again(busy: Busy) ->
             kill(busy.folder)
             killed += 1
         assert time.monotonic() < give_up
+    assert [blocked_signals(each) for each in processes_with(str(busy.folder))][:1] == [0]
     busy.recorder.close()
     until(lambda: not (busy.folder / "journal").exists())
     metadata = json.loads((busy.folder / "metadata.json").read_bytes())

@@ -62,7 +62,7 @@ class PoolTotals:
             band_ns[self.band] += max(0, time - self.since)
         return band_ns
 
-    def state(self) -> Any:
+    def saved(self) -> Any:
         return [
             self.held,
             self.cached,
@@ -339,21 +339,21 @@ class EngineTotals:
             for group in groups
         ]
 
-    def state(self) -> Any:
+    def saved(self) -> Any:
         """What ``restore`` takes; JSON keeps it exactly."""
         self.fold()
         return {
-            "pools": [pool.state() for pool in self.pools],
+            "pools": [pool.saved() for pool in self.pools],
             "moved": [[*key, count] for key, count in self.moved.items()],
             "resets": [[*key, count] for key, count in self.resets.items()],
             "evictions": [[*key, list(counts)] for key, counts in self._evictions.items()],
-            "prefix": self.prefix.state(),
+            "prefix": self.prefix.saved(),
             "requests": [self.arrived, self.preemptions, self.running, self.waiting],
             "finished": dict(self._finished),
             "tokens": list(self._tokens),
             "steps": list(self._steps),
             "scheduled": list(self._scheduled),
-            "histograms": [histogram.state() for histogram in self._histograms()],
+            "histograms": [histogram.saved() for histogram in self._histograms()],
         }
 
     def restore(self, state: Any) -> None:

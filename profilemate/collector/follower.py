@@ -138,7 +138,7 @@ class Follower:
         self._needed = {name: each.needed_from for name, each in self.producers.items()}
         return {
             "producers": list(filter(None, (each.saved() for each in self.ordered()))),
-            "totals": self.totals.state(),
+            "totals": self.totals.saved(),
             "table_bytes": self.tables.bytes_written,
             "lag_ns": self.lag_ns,
         }

@@ -47,7 +47,7 @@ class Histogram:
             "sum": self.sum,
         }
 
-    def state(self) -> Any:
+    def saved(self) -> Any:
         """What ``restore`` takes; JSON keeps it exactly."""
         return [list(self.counts), self.sum]
 

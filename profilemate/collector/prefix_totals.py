@@ -100,7 +100,7 @@ class PrefixTotals:
             "skipped": _lookups(self._sums["skipped"]),
         }
 
-    def state(self) -> Any:
+    def saved(self) -> Any:
         """What ``restore`` takes; JSON keeps it exactly."""
         self.fold()
         counted = [[request, *found] for request, found in self._counted.items()]

@@ -2,7 +2,7 @@
 """The figures of the session's whole run, for totals.json and kv_cache_summary.txt.
 
 They are counted while events are applied and depend on nothing that the tables still have.
-``state`` and ``restore`` carry them through a restart of the collector.
+``saved`` and ``restore`` carry them through a restart of the collector.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ class Totals:
             f"Finished requests: {of.ended}\n{lost}"
         )
 
-    def state(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         """What ``restore`` takes; JSON keeps it exactly."""
         return {
             "known": {
                 **self._known,
-                **{f"e{rank}": engine.state() for rank, engine in self.engines.items()},
-                **{f"w{rank}": worker.state() for rank, worker in self.workers.items()},
+                **{f"e{rank}": engine.saved() for rank, engine in self.engines.items()},
+                **{f"w{rank}": worker.saved() for rank, worker in self.workers.items()},
             },
             "gpus": list(self.gpus.values()),
             "held": [self.held.held, self.held.peak],

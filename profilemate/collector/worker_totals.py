@@ -57,7 +57,7 @@ class WorkerTotals:
             for executions, padded, unpadded in [sums]
         ]
 
-    def state(self) -> Any:
+    def saved(self) -> Any:
         """What ``restore`` takes; JSON keeps it exactly."""
         return [[*key, list(sums)] for key, sums in self._sums.items()]
 

@@ -93,7 +93,7 @@ def test_beside_mamba_checkpoints(
 def restarted(follower: Follower, *, before: bool) -> None:
     """Have new totals go on where the follower's were, which get their state by way of JSON
     ``before`` the engines come, or after."""
-    state = json.dumps(follower.totals.state())
+    state = json.dumps(follower.totals.saved())
     follower.totals = new = Totals()
     if before:
         new.restore(json.loads(state))
@@ -105,7 +105,7 @@ def restarted(follower: Follower, *, before: bool) -> None:
             engine._rows._totals = engine._totals
     if not before:
         new.restore(json.loads(state))
-    assert json.dumps(new.state()) == state
+    assert json.dumps(new.saved()) == state
 
 
 @settings(max_examples=40)

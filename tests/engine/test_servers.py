@@ -249,14 +249,17 @@ def killed(servers: tuple[Server, Server], lab: Lab) -> Killed:
     )
     caught_up = engine.tables(session)
 
-    # The engine halts meanwhile: on a busy machine the answer would be at its end by then.
-    answers.append(Answer(server.port, tokens(4, 150), LONG).read(READ))
+    # The engine is slow, and halts meanwhile: on a busy machine the answer would be at its end by
+    # the time that its first tokens are read.
+    with engine.slowed(engine_pid):
+        answers.append(Answer(server.port, tokens(4, 150), LONG).read(READ))
     with engine.halted(engine_pid):
         engine.kill(collector_pid)
     answers[-1].read()
     cut_off = engine.tables(session)
 
-    answers.append(Answer(server.port, tokens(5, 150), ENDLESS).read(READ))
+    with engine.slowed(engine_pid):
+        answers.append(Answer(server.port, tokens(5, 150), ENDLESS).read(READ))
     with engine.halted(engine_pid):
         before = engine.copy_journal(session, lab.folder / "before the server's death")
         engine.kill(server.process.pid)

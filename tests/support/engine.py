@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -483,6 +484,25 @@ def stop(*pids: int) -> None:
     """Halt processes where they are, so that they take no processor time until they are killed."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
+
+
+@contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """A process that gets a fifth of its time, so that those who wait for it keep up."""
+    is_done = threading.Event()
+
+    def slow() -> None:
+        while not is_done.wait(0.005):
+            with halted(pid):
+                is_done.wait(0.02)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
 
 
 @contextmanager

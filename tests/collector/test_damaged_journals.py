@@ -198,10 +198,13 @@ def test_torn_frame_whose_columns_have_another_length(tmp_path: Path) -> None:
     assert f"at byte {begin:,} are damaged" in problem(tables)
 
 
-def test_length_of_the_last_frame(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "behind", [b"", frame(Kind.STATUS, b'{"hook_ns":9}')], ids=["events", "status"]
+)
+def test_length_of_the_last_frame(tmp_path: Path, behind: bytes) -> None:
     """It asks for more than there is, as a torn frame does; but nothing is missing."""
     journal = worker(tmp_path)
-    data = journal.path.read_bytes()
+    data = journal.path.read_bytes() + behind
     at = len(data) - len(frames(data)[-1])
     assert "are damaged" in problem(completed(journal, flipped(data, at + 1)))
 

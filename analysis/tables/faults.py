@@ -51,6 +51,8 @@ def first_fault(files: Iterable[tuple[Piece, int]], table: Table) -> Fault | Non
 
     """
     last: _Last = {}
+    # Its own limit is shorter than a line may be.
+    csv.field_size_limit(table.longest_line)
     for piece, end in files:
         # In a damaged file, what lines have is not what is wrong.
         piece.check()

@@ -82,7 +82,10 @@ class JournalReader:
         self._suspected = -1
         self._torn: tuple[int, int] | None = None
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(path if dir_fd is None else path.name, flags, dir_fd=dir_fd)
+        try:
+            self._fd = os.open(path if dir_fd is None else path.name, flags, dir_fd=dir_fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
     @property
     def age_sec(self) -> float:

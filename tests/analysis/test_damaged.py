@@ -338,6 +338,13 @@ class TestFiles:
         session.lookups(lookup | {"request_id": too_long}, lookup)
         assert f"{LOOKUPS}, line 5: longer than 1 MiB" in error_of(session)
 
+    def test_a_sound_line_with_a_long_text_is_not_the_one_that_is_named(
+        self, session: SessionBuilder
+    ) -> None:
+        lookup = {"query_tokens": 9, "hit_tokens": 0}
+        session.lookups(lookup | {"request_id": "a" * 300_000}, lookup | {"hit_tokens": 10})
+        assert f"{LOOKUPS}, line 3: more tokens were found" in error_of(session)
+
     def test_a_header_without_end(self, session: SessionBuilder) -> None:
         (session.folder / USAGE).write_text(COLUMNS[USAGE] + ",more" * 50_000)
         assert f"{USAGE}, line 1: it is not a table" in error_of(session)

@@ -34,6 +34,8 @@ class Served:
     """vLLM's metrics after all answers."""
     completed_too_early: bool
     """Whether the session was called complete with the API servers dead and engines alive."""
+    alone_sec: float
+    """When the API servers were dead, in seconds of the session."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def served(lab: Lab) -> Served:
             engine.SETTLED_SECONDS,
         )
     engine.wait_until_settled(lab.sessions("data-parallel"))
-    return Served(session, metrics, completed_too_early)
+    return Served(session, metrics, completed_too_early, alone)
 
 
 def ask_for_long_answer(port: int, seed: int, under_way: Semaphore) -> None:
@@ -142,4 +144,7 @@ def test_the_collector_follows_engines_not_their_parent(served: Served) -> None:
     known = engine.metadata(served.session)
     assert known["complete"]
     assert [process["ended"] for process in known["processes"]] == ["killed", "killed"]
-    assert engine.rows(served.session, "scheduler_steps")[-1]["running_reqs"] != "0"
+    steps = engine.rows(served.session, "scheduler_steps")
+    # A busy machine may let them come to the end of what they were asked for.
+    after = [row for row in steps if float(row["timestamp_sec"]) > served.alone_sec]
+    assert any(row["running_reqs"] != "0" for row in after)

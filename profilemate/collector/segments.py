@@ -26,15 +26,20 @@ from profilemate.collector import gpu_memory
 from profilemate.collector.tables import COLUMNS, Tables, cut_torn_row, whole_rows
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
+from profilemate.format.segments import (
+    CLOSING_PREFIX,
+    INDEX_FILE,
+    folder_name,
+    packed_name,
+)
 from profilemate.format.session import SEGMENTS_FOLDER
 
 FORMAT_VERSION = 1
 
-INDEX_FILE = "segment.json"
 CHECKPOINT_FILE = "checkpoint.json.gz"
 
 _NUMBER = re.compile(r"\d{4,9}")
-_CLOSING, _NEW, _GONE = ".closing-", ".new-", ".gone-"
+_NEW, _GONE = ".new-", ".gone-"
 
 _LEVEL = 4
 """Of zlib: higher ones take far more time, and make the files hardly any smaller."""
@@ -118,13 +123,12 @@ class Segments:
         """Remove what a killed collector was about to close: its journals lead to it again. What
         was sampled, and is in no journal, goes back to where it was."""
         with contextlib.suppress(FileNotFoundError), self._session.folder(SEGMENTS_FOLDER) as here:
+            for name in _being_closed(here):
+                with here.folder(name) as closing:
+                    _put_back(closing, self._session)
             for name in here.names():
-                if not name.startswith((_CLOSING, _NEW, _GONE)):
-                    continue
-                if name.startswith(_CLOSING) and not here.has(name.removeprefix(_CLOSING)):
-                    with here.folder(name) as closing:
-                        _put_back(closing, self._session)
-                here.remove_folder(name)
+                if name.startswith((CLOSING_PREFIX, _NEW, _GONE)):
+                    here.remove_folder(name)
 
     def cut(
         self,
@@ -150,7 +154,7 @@ class Segments:
         checkpoint = json.dumps({"state": saved, "opening": opening})
         if not self._session.has_folder(SEGMENTS_FOLDER):
             self._session.make_folder(SEGMENTS_FOLDER)
-        name = f"{_CLOSING}{number:04}"
+        name = f"{CLOSING_PREFIX}{folder_name(number)}"
         with self._session.folder(SEGMENTS_FOLDER) as here:
             here.make_folder(name)
             with here.folder(name) as closing:
@@ -213,7 +217,7 @@ class Segments:
     def forget_state(self) -> None:
         """The session is complete: nobody goes on from here."""
         if self.closed:
-            name = f"{self.closed[-1].number:04}"
+            name = folder_name(self.closed[-1].number)
             with self._session.folder(SEGMENTS_FOLDER) as here, here.folder(name) as last:
                 last.remove(CHECKPOINT_FILE)
 
@@ -221,8 +225,9 @@ class Segments:
         """Remove the oldest segment."""
         first, *rest = self.closed
         with self._session.folder(SEGMENTS_FOLDER) as here:
-            gone = f"{_GONE}{first.number:04}"
-            here.rename(f"{first.number:04}", gone)
+            name = folder_name(first.number)
+            gone = f"{_GONE}{name}"
+            here.rename(name, gone)
             self.closed = rest
             here.remove_folder(gone)
 
@@ -231,21 +236,29 @@ def rows_being_closed(session: Folder, table: str) -> int:
     """How many rows of a table are in a segment that a collector was about to close."""
     rows = 0
     with contextlib.suppress(FileNotFoundError), session.folder(SEGMENTS_FOLDER) as here:
-        for name in here.names():
-            if name.startswith(_CLOSING) and not here.has(name.removeprefix(_CLOSING)):
-                with here.folder(name) as closing:
-                    rows += whole_rows(closing, table)
+        for name in _being_closed(here):
+            with here.folder(name) as closing:
+                rows += whole_rows(closing, table)
     return rows
 
 
+def _being_closed(here: Folder) -> list[str]:
+    """The folders of segments that are not closed yet."""
+    return [
+        name
+        for name in here.names()
+        if name.startswith(CLOSING_PREFIX) and not here.has(name.removeprefix(CLOSING_PREFIX))
+    ]
+
+
 def _index(here: Folder, number: int) -> dict[str, Any]:
-    with here.folder(f"{number:04}") as folder:
+    with here.folder(folder_name(number)) as folder:
         index: dict[str, Any] = json.loads(folder.read(INDEX_FILE))
     return index
 
 
 def _checkpoint(here: Folder, number: int) -> dict[str, Any]:
-    with here.folder(f"{number:04}") as folder:
+    with here.folder(folder_name(number)) as folder:
         saved: dict[str, Any] = json.loads(gzip.decompress(folder.read(CHECKPOINT_FILE)))
     return saved
 
@@ -286,7 +299,8 @@ def _close(
 ) -> Closed:
     """Compress the files that are being closed, and let the segment appear."""
     number = index["segment"]
-    name, closing_name, new_name = f"{number:04}", f"{_CLOSING}{number:04}", f"{_NEW}{number:04}"
+    name = folder_name(number)
+    closing_name, new_name = f"{CLOSING_PREFIX}{name}", f"{_NEW}{name}"
     with session.folder(SEGMENTS_FOLDER) as here:
         if here.has_folder(new_name):
             here.remove_folder(new_name)
@@ -300,8 +314,7 @@ def _close(
                     [data], f"opening.{table}.gz", table, new
                 )
             for table in closing.names():
-                stem, _, suffix = table.partition(".")
-                target = f"{stem}.{name}.{suffix}.gz"
+                target = packed_name(table, number)
                 with open(closing.open(table, os.O_RDONLY), "rb") as file:
                     parts = iter(lambda: file.read(_PART_BYTES), b"")
                     entries[target] = _compress(parts, target, table, new)
@@ -311,7 +324,7 @@ def _close(
         here.rename(new_name, name)
         os.fsync(here.fd)
         here.remove_folder(closing_name)
-        before = f"{number - 1:04}"
+        before = folder_name(number - 1)
         if here.has_folder(before):
             with here.folder(before) as folder:
                 folder.remove(CHECKPOINT_FILE)

@@ -24,9 +24,10 @@ from profilemate.collector.follower import Follower
 from profilemate.collector.rotation import Rotation
 from profilemate.collector.tables import COLUMNS
 from profilemate.format import journal, processes
+from profilemate.format.errors import SessionError
 from profilemate.format.keep import ALL, Keep
 from tests.analysis.test_segments import differences, said
-from tests.collector.journals import OF_WORKERS, WorkerJournal
+from tests.collector.journals import OF_WORKERS, EngineJournal, WorkerJournal
 from tests.collector.test_following import write_story
 from tests.kv.recording import TABLES, Clock, found, hooks_only, make_tables, only_session
 from tests.kv.workload import Driver, Setting, busy, scheduler_for
@@ -230,6 +231,40 @@ def test_a_kill_while_a_segment_is_closed(
         assert whole(session) == recording.tables
         names = [path.name for path in (session / "segments").glob(".*")]
         assert names == []
+
+
+@pytest.mark.parametrize("applied", range(1, 6))
+def test_a_segment_ends_in_the_midst_of_a_frame(tmp_path: Path, applied: int) -> None:
+    """A frame has all steps of some milliseconds: those that were applied do not come again."""
+    engine = EngineJournal(tmp_path)
+    for step in range(1, 7):
+        engine.allocated(1_000_000 * step, step)
+    engine.killed()
+    tables = bytes_of(make_tables(engine.folder, tmp_path / "tables").folder)
+    follower = begun(engine.folder)
+    advance(follower, engine.at(1_000_000 * applied))
+    follower.cut(engine.at(1_000_000 * applied))
+    assert follower.segments.finish()
+    end(begun(engine.folder))
+    assert whole(engine.folder) == tables
+    assert tables["scheduler_steps.csv"].count(b"\n") == 7
+
+
+def test_rows_that_are_being_closed_and_in_no_journal_stay(recording: Recording) -> None:
+    with copied(recording) as session, pytest.MonkeyPatch.context() as patch:
+        follower = begun(session)
+        advance(follower, recording.end_ns)
+        patch.setattr(segments, "_close", lambda *_: fail())
+        follower.cut(recording.end_ns)
+        follower.segments.finish()
+        for path in (session / "journal").glob("engine0.0*.journal"):
+            path.unlink()
+        closing = session / "segments" / ".closing-0001"
+        before = bytes_of(closing)
+        with pytest.raises(SessionError, match="stays as it is: its journals have less"):
+            collector.finalize(session)
+        assert bytes_of(closing) == before
+        assert (session / "journal" / "engine0.journal").stat().st_size > 0
 
 
 @pytest.mark.parametrize("later", [0, 2], ids=["nothing since", "samples since"])

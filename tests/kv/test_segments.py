@@ -264,7 +264,7 @@ def test_rows_that_are_being_closed_and_in_no_journal_stay(recording: Recording)
         with pytest.raises(SessionError, match="stays as it is: its journals have less"):
             collector.finalize(session)
         assert bytes_of(closing) == before
-        assert (session / "journal" / "engine0.journal").stat().st_size > 0
+        assert (session / "journal-kept" / "engine0.journal").stat().st_size > 0
 
 
 @pytest.mark.parametrize("later", [0, 2], ids=["nothing since", "samples since"])

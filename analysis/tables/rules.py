@@ -59,7 +59,7 @@ _USAGE = (
 )
 
 _ALLOCATIONS = (
-    _word("event", "allocate", "reuse", "free", "cache", "reset", "reset_refused"),
+    _word("event", "allocate", "reuse", "free", "cache", "reset", "reset_refused", "held"),
     _at_most("evicted_blocks", "num_blocks", "more contents were evicted than blocks moved"),
 )
 

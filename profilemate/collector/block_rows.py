@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from profilemate.collector.blocks import Loss, Pool
+from profilemate.collector.blocks import NEVER, Life, Loss, Pool
 from profilemate.collector.decode import ImpossibleError
-from profilemate.collector.engine_totals import EngineTotals
+from profilemate.collector.engine_totals import UNKNOWN, EngineTotals
 from profilemate.collector.tables import Tables
 
 
@@ -82,6 +82,10 @@ class BlockRows:
         self.last_rows[number] = row
         self._usage(row)
 
+    def forget_usage(self, number: int) -> None:
+        """What the pool's last row says does not hold any more."""
+        self._last_usage[number] = None
+
     def moved(
         self,
         time: int,
@@ -108,8 +112,12 @@ class BlockRows:
             return 0
         when = f"{(time - self._origin) / 1e9:.6f}"
         count, lost = 0, self._totals.losses
+        ending = time, when, reason, cell, pool
         for life, copies_left, blocks, contents in losses:
             allocated, accessed, freed, reuses, owner, group, origin = life
+            if allocated == NEVER:
+                count += self._evicted_unknown(life, copies_left, blocks, contents, ending)
+                continue
             lifetime, idle = time - allocated, time - accessed
             let_go = time if freed is None else freed
             if not self._origin <= allocated <= accessed <= let_go <= time:
@@ -130,3 +138,27 @@ class BlockRows:
             key = (pool, group, reason, origin)
             lost.append((key, number, lifetime, idle, since, reuses, copies_left))
         return count
+
+    def _evicted_unknown(
+        self,
+        life: Life,
+        copies_left: int,
+        blocks: list[int],
+        contents: list[str],
+        ending: tuple[int, str, str, str, int],
+    ) -> int:
+        """The same of blocks that were there when the recording went on: what they were before is
+        not known."""
+        time, when, reason, cell, pool = ending
+        _, accessed, freed, _, owner, group, origin = life
+        idle = None if accessed == NEVER else time - accessed
+        since = None if freed is None or freed == NEVER else time - freed
+        idled, evictable = ("" if each is None else f"{each / 1e9:.6f}" for each in (idle, since))
+        for block, content in zip(blocks, contents, strict=True):
+            self._evictions(
+                f"{when},,{idled},{evictable},{block},,{reason},{content},{copies_left},{origin},"
+                f"{owner},{cell},{self._rank},{pool},{group}"
+            )
+        key = (pool, group, reason, origin or UNKNOWN)
+        self._totals.losses.append((key, len(blocks), None, idle, since, None, copies_left))
+        return len(blocks)

@@ -14,6 +14,13 @@ from typing import Any
 from profilemate.collector.decode import ImpossibleError
 
 PROMPT, OUTPUT = "prompt", "output"
+NOT_KNOWN = ""
+"""The origin of a content that was there when the recording went on after a pause."""
+
+NEVER = -1
+"""A time that is not known, as it lies before that. So is the number of reuses: ``MANY`` less than
+none, so that those that follow do not make it a number."""
+MANY = 1 << 40
 
 Life = tuple[int, int, int | None, int, str, int, str]
 """A block since its allocation: when that was, when it was last allocated or reused, when its last
@@ -27,6 +34,11 @@ Loss = tuple[Life, int, list[int], list[str]]
 have each content, the blocks in the order in which they lost it, and the contents."""
 
 _NEW: Life = (0, 0, None, 0, "", 0, PROMPT)
+
+
+def _life_before(owner: str, group: int, freed: int | None) -> Life:
+    """Of a block that was there when the recording went on."""
+    return NEVER, NEVER, freed, -MANY, owner, group, NOT_KNOWN
 
 
 class Pool:
@@ -75,6 +87,56 @@ class Pool:
             if content is not None:
                 copies = self._copies[life[5]]
                 copies[content] = copies.get(content, 0) + 1
+
+    def begin_again(
+        self,
+        held: list[int],
+        again: list[int],
+        cached: list[tuple[int, list[int], list[str]]],
+        owners: Iterable[tuple[str, int, list[int]]],
+    ) -> None:
+        """How the blocks are from now on; what they were before is forgotten.
+
+        Args:
+            held: the blocks that have a holder.
+            again: a block once more for each further holder.
+            cached: for each group the blocks with a content, and their contents.
+            owners: cell, group and blocks of each request, as far as they are known.
+
+        """
+        blocks = len(self.contents)
+        self.contents, self._holders = [None] * blocks, [0] * blocks
+        self._copies.clear()
+        life = _life_before("", 0, NEVER)
+        self._lives = [life] * blocks
+        life = _life_before("", 0, None)
+        for block in held:
+            self._holders[block], self._lives[block] = 1, life
+        for cell, group, of_request in owners:
+            life = _life_before(cell, group, None)
+            for block in of_request:
+                if self._holders[block]:
+                    self._lives[block] = life
+        for block in again:
+            self._holders[block] += 1
+        for group, with_content, contents in cached:
+            copies = self._copies[group]
+            life = _life_before("", group, NEVER)
+            for block, content in zip(with_content, contents, strict=True):
+                self.contents[block] = content
+                copies[content] = copies.get(content, 0) + 1
+                if not self._holders[block]:
+                    self._lives[block] = life
+                elif self._lives[block][5] != group:
+                    self._lives[block] = _life_before(self._lives[block][4], group, None)
+        self.num_held = sum(map(bool, self._holders))
+        has_content = sum(content is not None for content in self.contents)
+        both = zip(self.contents, self._holders, strict=True)
+        self.num_cached = has_content - sum(
+            content is not None and holders > 0 for content, holders in both
+        )
+        if self.num_held != len(held) or has_content != sum(len(each[1]) for each in cached):
+            raise ImpossibleError("a block is named twice where the recording goes on")
 
     def count(self, blocks: list[int]) -> int:
         """How many of the blocks are not the null block."""

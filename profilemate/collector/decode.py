@@ -37,7 +37,8 @@ ContentIds = Callable[[bytes], list[str]]
 
 
 class Episode(NamedTuple):
-    """The events of one step, or those between two steps, and the time of the last one.
+    """The events of one step, or those between two steps, and the time of the last one. What pauses
+    the recording, or lets it go on, ends an episode, too.
 
     ``ops`` holds each event's op, without its pool.
     """
@@ -167,6 +168,17 @@ def _captured(f: _Frame, pool: int) -> Event:
     return ended, began, f.number(), f.number()
 
 
+def _resumed(f: _Frame, pool: int) -> Event:
+    time, running, waiting, count = f.time(), *f.numbers(3)
+    groups = f.numbers(count)
+    held, again = f.listed(), f.listed()
+    cached = []
+    for group in groups:
+        blocks = f.listed()
+        cached.append((group, blocks, f.contents(len(blocks))))
+    return time, pool, running, waiting, held, again, cached
+
+
 def _assigned(f: _Frame, pool: int) -> Event:
     numbers = f.numbers(f.number())
     return numbers, f.lists(len(numbers))
@@ -202,11 +214,15 @@ _READERS: dict[int, Callable[[_Frame, int], Event]] = {
     Op.EXECUTION: lambda f, _: (f.time(), *f.numbers(7)),
     Op.REPLAY: lambda f, _: (f.time(), *f.numbers(4)),
     Op.LOST: lambda f, _: (f.time(), f.number()),
+    Op.PAUSE: lambda f, _: (f.time(),),
+    Op.RESUME: _resumed,
 }
 """How to read each op's event from a frame's columns, given its pool. An event with a time begins
 with it (a step with both, a capture with its end); its pool comes next, where it has one."""
 
-_STEP, _UPDATE = int(Op.STEP), int(Op.UPDATE)
+_STEP = int(Op.STEP)
+_LAST = frozenset((Op.STEP, Op.UPDATE, Op.PAUSE, Op.RESUME))
+"""With these an episode ends."""
 _UNTIMED = frozenset((Op.PARK, Op.PARK_ALL, Op.ASSIGN, Op.TABLE, Op.ADMIT, Op.ADMIT_LOOKED_UP))
 
 _WITHOUT_POOL = bytes(byte & OP_MASK for byte in range(256))
@@ -276,7 +292,7 @@ def episodes(
     found: list[Episode] = []
     time = begin = 0
     for at, op in enumerate(ops, 1):
-        if op in (_STEP, _UPDATE):
+        if op in _LAST:
             time = events[at - 1][op == _STEP]
             found.append(Episode(time, ops[begin:at], events[begin:at]))
             begin = at

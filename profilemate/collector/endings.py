@@ -77,6 +77,7 @@ class Endings:
 
     def write(self, lost: Collection[str]) -> Iterator[tuple[Request, Finish]]:
         """Write the rows of all of them, and hand each out once its row is written, with its end.
+        One that came before the recording went on has no row.
 
         ``lost`` are the parts of the recording that have ended, whose fields are null.
         """
@@ -84,19 +85,20 @@ class Endings:
         for request, finish, prompt_ids, output_ids, prefixes in ended:
             if not request.freed_blocks:
                 request.freed_blocks = request.num_blocks
-            self._append(
-                row(
-                    request,
-                    finish,
-                    self._rank,
-                    self._origin,
-                    self._block_size,
-                    prompt_ids,
-                    output_ids,
-                    prefixes,
-                    lost,
+            if not request.came_before:
+                self._append(
+                    row(
+                        request,
+                        finish,
+                        self._rank,
+                        self._origin,
+                        self._block_size,
+                        prompt_ids,
+                        output_ids,
+                        prefixes,
+                        lost,
+                    )
                 )
-            )
             yield request, finish
 
     def _content_ids(

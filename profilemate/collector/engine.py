@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from profilemate.collector.block_rows import BlockRows
-from profilemate.collector.blocks import Pool
+from profilemate.collector.blocks import NEVER, Pool
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import GAP, Episode, ImpossibleError, events_of
 from profilemate.collector.endings import Endings
 from profilemate.collector.header import Header
 from profilemate.collector.lookups import Lookups, OpenRow
 from profilemate.collector.owners import NOBODY, SETTLED, Parts, settle
+from profilemate.collector.pauses import Pauses
 from profilemate.collector.requests import Finish, Request, parse_request
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
@@ -76,6 +77,8 @@ class Engine:
         self._asked: list[Request] = []
         self._looked_up: list[Request] = []
         self._admitted: list[Request] = []
+        self.pauses = Pauses()
+        self._came_before = 0
         self._parked: list[tuple[str, list[int]]] = []
         """Whose blocks were parked, and which, in the order in which they come back."""
 
@@ -93,7 +96,10 @@ class Engine:
             handlers[op](self, *event)
         if self._endings:
             for request, finish in self._endings.write(self.lost):
-                self._totals.ended.append((request, finish))
+                if request.came_before:
+                    self._totals.prefix.forget(request.number)
+                else:
+                    self._totals.ended.append((request, finish))
                 del self._requests[request.number]
         self.last_ns = episode.time or self.last_ns
 
@@ -111,8 +117,10 @@ class Engine:
                 if number != self._arrived:
                     raise ImpossibleError(f"request {number:,} came after {self._arrived:,} others")
                 self._arrived += 1
-                self._requests[number] = parse_request(number, blob, time, self._max_tokens)
-            self._totals.arrived = self._arrived
+                request = parse_request(number, blob, time, self._max_tokens)
+                self._requests[number] = request
+                self._came_before += request.came_before
+            self._totals.arrived = self._arrived - self._came_before
         if _LOST in ops:
             parts = [list(PARTS)[place] for _, place in events_of(episode, _LOST)]
             self._lose(dict.fromkeys(parts, "its journal does not say why"))
@@ -146,6 +154,8 @@ class Engine:
             "looked_up": [request.number for request in self._looked_up],
             "admitted": [request.number for request in self._admitted],
             "parked": self._parked,
+            "pauses": self.pauses.times,
+            "came_before": self._came_before,
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -165,6 +175,7 @@ class Engine:
         self._admitted = [known[number] for number in saved["admitted"] if number in known]
         self._parked = [(cell, blocks) for cell, blocks in saved["parked"]]
         self._episode, self._arrived = saved["episode"], saved["arrived"]
+        self.pauses.times, self._came_before = saved["pauses"], saved["came_before"]
         if saved["is_without_state"]:
             self._handlers = _WITHOUT_STATE
         self._lose(saved["lost"])
@@ -198,6 +209,56 @@ class Engine:
         self._admitted.clear()
         self._steps.close()
         self._lose(dict.fromkeys(_OF_STATE, reason))
+
+    def _pause(self, time: int) -> None:
+        """Nothing is known of blocks and requests until the recording goes on."""
+        self.pauses.begin(time)
+        self._lookups.close_all(self._requests)
+        self._lookups.forget_all()
+        self._requests.clear()
+        for waiting in (self._asked, self._looked_up, self._admitted, self._parked):
+            waiting.clear()
+        self._steps.close()
+        self._steps.preempted = self._steps.finished = 0
+        self._totals.pause(time)
+
+    def _resume(
+        self,
+        time: int,
+        number: int,
+        running: int,
+        waiting: int,
+        held: list[int],
+        again: list[int],
+        cached: list[tuple[int, list[int], list[str]]],
+    ) -> None:
+        """The recording goes on, and this is how a pool stands."""
+        self.pauses.end(time)
+        pool = self._pools[number]
+        owned = [
+            (request, group, blocks)
+            for request in self._requests.values()
+            for group, blocks in request.tables.items()
+            if self._group_pools[group] == number
+        ]
+        if "blocks" not in self.lost:
+            pool.begin_again(
+                held, again, cached, [(request.cell, group, of) for request, group, of in owned]
+            )
+        for request, group, blocks in owned:
+            count = pool.count(blocks)
+            request.admitted = time
+            if count:
+                request.gets("held", count, time)
+                self._rows.moved(time, number, "held", count, request.cell, 0, group)
+        for request in self._requests.values():
+            self._lookups.came_before(request)
+        self._rows.forget_usage(number)
+        when = self._seconds(time)
+        free = pool.total - pool.num_held
+        self._totals.running, self._totals.waiting = running, waiting
+        if "blocks" not in self.lost:
+            self._rows.usage(time, when, number, pool, free, running, waiting)
 
     def _lose(self, parts: Mapping[str, str]) -> None:
         """These parts of the recording end here, for this reason."""
@@ -251,7 +312,9 @@ class Engine:
         pool = self._pools[number]
         uses = pool.reuse(blocks, cell, time)
         if self._looking_up is None or not self._looking_up.preemptions:
-            self._totals.reuses += [(time - accessed, used) for accessed, used in uses]
+            self._totals.reuses += [
+                (time - accessed, used) for accessed, used in uses if accessed != NEVER
+            ]
         count = pool.count(blocks)
         if count:
             if self._looking_up is not None:
@@ -501,6 +564,8 @@ _HANDLERS: dict[int, Callable[..., None]] = {
     Op.ASSIGN: _ignore,
     Op.TABLE: _ignore,
     Op.LOST: _ignore,
+    Op.PAUSE: Engine._pause,
+    Op.RESUME: Engine._resume,
     GAP: Engine.miss_events,
 }
 """What is called with each event of an episode in turn."""
@@ -509,6 +574,8 @@ _WITHOUT_STATE: dict[int, Callable[..., None]] = {
     **dict.fromkeys(_HANDLERS, _ignore),
     Op.STEP: Engine._step_ended,
     Op.REPEAT: Engine._repeated,
+    Op.PAUSE: lambda engine, time: engine.pauses.begin(time),
+    Op.RESUME: lambda engine, time, *_: engine.pauses.end(time),
 }
 """The same where events are missing: what can be applied without knowing them."""
 

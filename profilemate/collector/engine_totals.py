@@ -17,6 +17,9 @@ from profilemate.format.totals import BANDS, REUSES, SCHEDULE_NS, TIMES_NS
 
 _OVER, _FLOORS = 90, (40, 60, 80)
 
+UNKNOWN = "unknown"
+"""The origin of contents that were there when the recording went on after a pause."""
+
 
 def _of_known(
     times: Sequence[int | None], counts: Sequence[int]
@@ -77,10 +80,12 @@ class PoolTotals:
         self.band_ns = list(band_ns)
 
 
-LostBlocks = tuple[tuple[int, int, str, str], int, int, int, int | None, int, int]
+LostBlocks = tuple[
+    tuple[int, int, str, str], int, int | None, int | None, int | None, int | None, int
+]
 """Blocks that lost their contents together: their pool, group, reason and origin; how many; their
 lifetime, idle and evictable time; how often they were reused, and how many other blocks still have
-each content."""
+each content. What is not known is None."""
 
 
 class Sums(NamedTuple):
@@ -90,7 +95,10 @@ class Sums(NamedTuple):
     allocated: int = 0
     freed: int = 0
     evicted: int = 0
+    with_lifetime: int = 0
+    """Evicted blocks whose lifetime is known; ``with_idle`` the same."""
     lifetime_ns: int = 0
+    with_idle: int = 0
     idle_ns: int = 0
     preemptions: int = 0
     ended: int = 0
@@ -155,7 +163,9 @@ class EngineTotals:
             allocated=self._blocks("allocate"),
             freed=self._blocks("free"),
             evicted=sum(counts[0] for counts in self._evictions.values()),
+            with_lifetime=self._lifetime.count,
             lifetime_ns=self._lifetime.sum,
+            with_idle=self._idle.count,
             idle_ns=self._idle.sum,
             preemptions=self.preemptions,
             ended=sum(self._finished.values()),
@@ -181,6 +191,13 @@ class EngineTotals:
             if held > pool.peak_held:
                 pool.peak_held = held
 
+    def pause(self, time: int) -> None:
+        """Nothing is known of the pools from here on, until they are ``used`` again."""
+        for pool in self.pools:
+            pool.band_ns, pool.since = pool.bands_until(time), None
+        self.prefix.forget_all()
+        self.running = self.waiting = 0
+
     def fold(self) -> None:
         """Add up what waits."""
         self.prefix.fold()
@@ -200,18 +217,21 @@ class EngineTotals:
 
     def _add_losses(self, losses: list[LostBlocks]) -> None:
         keys, counts, lifetimes, idles, evictables, reuses, copies = zip(*losses, strict=True)
-        self._lifetime.add_times(lifetimes, counts)
-        self._idle.add_times(idles, counts)
-        self._reuse_counts.add_times(reuses, counts)
-        if None in evictables:
-            self._evictable.add_times(*_of_known(evictables, counts))
-        else:
-            self._evictable.add_times(evictables, counts)
+        for histogram, values in (
+            (self._lifetime, lifetimes),
+            (self._idle, idles),
+            (self._evictable, evictables),
+            (self._reuse_counts, reuses),
+        ):
+            if None in values:
+                histogram.add_times(*_of_known(values, counts))
+            else:
+                histogram.add_times(values, counts)
         evictions = self._evictions
         for key, count, reused, copies_left in zip(keys, counts, reuses, copies, strict=True):
             sums = evictions[key]
             sums[0] += count
-            if not reused:
+            if reused == 0:
                 sums[1] += count
             if copies_left:
                 sums[2] += count

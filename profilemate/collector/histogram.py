@@ -23,6 +23,11 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0
 
+    @property
+    def count(self) -> int:
+        """How many values came."""
+        return sum(self.counts)
+
     def add(self, values: Sequence[int]) -> None:
         """These values came."""
         counts = self.counts
@@ -43,7 +48,7 @@ class Histogram:
         return {
             "bounds": list(self.bounds),
             "counts": list(self.counts),
-            "count": sum(self.counts),
+            "count": self.count,
             "sum": self.sum,
         }
 

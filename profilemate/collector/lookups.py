@@ -117,6 +117,10 @@ class Lookups:
             request.hit_tokens, request.external_hit_tokens = row.hit_tokens, external
         self._emit(request, row, external, 1)
 
+    def came_before(self, request: Request) -> None:
+        """The request was there when the recording went on: no lookup of it is the first."""
+        self._seen.add(request.number)
+
     def ended(self, request: Request) -> None:
         """The request has ended: write its open row."""
         self._close(request)
@@ -127,6 +131,11 @@ class Lookups:
         for number in list(self._open):
             if number in requests:
                 self._close(requests[number])
+
+    def forget_all(self) -> None:
+        """Of the requests so far nothing more comes."""
+        self._open.clear()
+        self._seen.clear()
 
     def _kind(self, request: Request, skipped: bool) -> str:
         if skipped:

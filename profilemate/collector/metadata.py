@@ -97,7 +97,7 @@ def _metadata(
         "argv": founding.argv,
         "versions": either.get("versions", {}),
         "device": either.get("device"),
-        "processes": [_process(producer, ended) for producer in producers],
+        "processes": [_process(producer, ended, founding.origin_ns) for producer in producers],
         "model": first.get("model"),
         "cache": first.get("cache"),
         "groups": first.get("groups"),
@@ -146,7 +146,7 @@ def _window(segments: Segments) -> dict[str, Any] | None:
     }
 
 
-def _process(producer: Producer, ended: bool) -> dict[str, Any]:
+def _process(producer: Producer, ended: bool, origin_ns: int) -> dict[str, Any]:
     header, status = producer.header, producer.status
     if producer.ended_well:
         end = "exit"
@@ -172,6 +172,7 @@ def _process(producer: Producer, ended: bool) -> dict[str, Any]:
         "methods": status.get("methods"),
         "problem": producer.problem,
         "mismatches": producer.state.mismatches if producer.state is not None else 0,
+        "pauses": producer.state.pauses.seconds(origin_ns) if producer.state is not None else [],
         "ended": end,
     }
 

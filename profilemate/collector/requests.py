@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 
 from profilemate.collector.decode import ImpossibleError
 from profilemate.collector.tables import text_cell
-from profilemate.format.events import PREFIX_BYTES, prefix_lengths
+from profilemate.format.events import (
+    CAME_BEFORE,
+    PREEMPTED_BEFORE,
+    PREFIX_BYTES,
+    prefix_lengths,
+)
 
 
 @dataclass(slots=True)
@@ -50,6 +55,9 @@ class Request:
     got: dict[str, list[int]] = field(default_factory=dict)
     """What its blocks came by (``allocate`` or ``reuse``), since it has some: when the first did,
     and how many, not counting what it got in other ways."""
+    came_before: bool = False
+    """It was there when the recording went on after a pause. What it did before is not known, so it
+    has no row."""
 
     @property
     def num_blocks(self) -> int:
@@ -102,7 +110,7 @@ _from_json = json.JSONDecoder().decode
 _json = lru_cache(1024, typed=True)(_to_json)
 """For values that most requests share."""
 
-_DEFAULTS = [None, None, 0, None, None]
+_DEFAULTS = [None, None, 0, None, None, 0]
 """What holds for a request whose description ends early."""
 
 
@@ -117,12 +125,14 @@ def parse_request(number: int, blob: bytes, time: int, max_tokens: int) -> Reque
     described = _from_json(text.decode())
     if not isinstance(described, list):
         raise ImpossibleError(f"request {number:,} is not described")
-    request_id, prompt, priority, lora, tenant = described + _DEFAULTS[len(described) :]
+    described += _DEFAULTS[len(described) :]
+    request_id, prompt, priority, lora, tenant, state = described
     if not (
         isinstance(request_id, str)
         and type(prompt) is type(priority) is int
         and isinstance(lora, str | None)
         and (tenant is None or type(tenant) is int)
+        and state in (0, CAME_BEFORE, PREEMPTED_BEFORE)
     ):
         raise ImpossibleError(f"request {number:,} is not described as one")
     if not 0 <= prompt <= max_tokens:
@@ -132,7 +142,10 @@ def parse_request(number: int, blob: bytes, time: int, max_tokens: int) -> Reque
         for at in range(0, len(prefixes), PREFIX_BYTES)
     ]
     cell = text_cell(request_id)
-    return Request(number, request_id, cell, prompt, lora, tenant, priority, own, time)
+    request = Request(number, request_id, cell, prompt, lora, tenant, priority, own, time)
+    request.came_before = bool(state)
+    request.preemptions = int(state == PREEMPTED_BEFORE)
+    return request
 
 
 def prefix_ids(request: Request, prompt_tokens: int, unit: int, prompt_ids: list[str]) -> list[str]:

@@ -71,7 +71,6 @@ class Totals:
         of = Sums(*map(sum, zip(Sums(), *sums, strict=True)))
         if not of.total_blocks:
             return None
-        evicted = max(1, of.evicted)
         lost = "The figures of blocks end early: see metadata.json, lost\n"
         lost = lost if self._blocks_lost else ""
         return (
@@ -83,8 +82,8 @@ class Totals:
             f"Peak blocks used: {self.held.peak}\n"
             f"Peak usage: {100 * self.held.peak / of.total_blocks:.2f}%\n"
             f"Total evictions: {of.evicted}\n"
-            f"Avg block lifetime: {of.lifetime_ns / evicted / 1e9:.2f}s\n"
-            f"Avg idle before eviction: {of.idle_ns / evicted / 1e9:.2f}s\n"
+            f"Avg block lifetime: {of.lifetime_ns / max(1, of.with_lifetime) / 1e9:.2f}s\n"
+            f"Avg idle before eviction: {of.idle_ns / max(1, of.with_idle) / 1e9:.2f}s\n"
             f"Total preemptions: {of.preemptions}\n"
             f"Finished requests: {of.ended}\n{lost}"
         )

@@ -10,6 +10,7 @@ from typing import Any
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import GAP, Episode, ImpossibleError
 from profilemate.collector.header import Header
+from profilemate.collector.pauses import Pauses
 from profilemate.collector.tables import COLUMNS, Tables, text_cell
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker_totals import UNKNOWN
@@ -128,6 +129,7 @@ class Worker:
         self._totals = totals.worker(self.rank)
         self._open: dict[int, _Captures] = {}
         self._misses_events = False
+        self.pauses = Pauses()
 
     def apply(self, episode: Episode) -> None:
         """Apply the events of one episode."""
@@ -157,6 +159,7 @@ class Worker:
             ],
             "capture_rows": self._capture_rows,
             "misses_events": self._misses_events,
+            "pauses": self.pauses.times,
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -169,6 +172,7 @@ class Worker:
             captures.graphs, captures.took_ns, captures.kib = counts
         self._capture_rows = saved["capture_rows"]
         self._misses_events = saved["misses_events"]
+        self.pauses.times = saved["pauses"]
 
     def opening(self) -> dict[str, list[str]]:
         """By table, rows that explain what comes now, where earlier rows are gone."""
@@ -249,6 +253,12 @@ class Worker:
         self, _: int, number: int, graphs: int, launch_ns: int, gpu_ns_and_1: int
     ) -> None:
         self._entries[self._known(number)].replay(graphs, launch_ns, gpu_ns_and_1, 0)
+
+    def _pause(self, time: int) -> None:
+        self.pauses.begin(time)
+
+    def _resume(self, time: int, *_: Any) -> None:
+        self.pauses.end(time)
 
     def _known(self, number: int) -> int:
         """The entry of this number; that of unknown graphs where it may have been missed."""
@@ -343,5 +353,7 @@ _HANDLERS: dict[int, Callable[..., None]] = {
     Op.EXECUTION: Worker._executed,
     Op.REPLAY: Worker._replayed,
     Op.LOST: lambda *_: None,
+    Op.PAUSE: Worker._pause,
+    Op.RESUME: Worker._resume,
     GAP: Worker.miss_events,
 }

@@ -9,7 +9,7 @@ in the columns of that name.
 ``times``    nanoseconds of the monotonic clock
 ``numbers``  integers
 ``lists``    lists of block ids: first all those that are read from blocks, then those of EVICT,
-             ASSIGN, TABLE and ADMIT, which vLLM itself has as ids
+             ASSIGN, TABLE, ADMIT and RESUME, which vLLM itself has as ids
 ``hashes``   ``HASH_BYTES`` bytes each: the first bytes of vLLM's own block hashes
 ``blobs``    bytes, whose length is one of the event's numbers
 """
@@ -107,6 +107,13 @@ class Op(IntEnum):
     them, ns on the GPU + 1 (0: not measured). 1 time."""
     LOST = 29
     """A part of the recording ended before the rest: its place in ``PARTS``. 1 time."""
+    PAUSE = 30
+    """The user paused the recording: nothing is recorded from here on. 1 time."""
+    RESUME = 31
+    """It goes on, and this is how a pool stands: running, waiting, n, n groups; a list of the
+    blocks that are held, one that has a block once more for each further holder, and for each group
+    one of the blocks that have a content; as many hashes. The requests that are there, and their
+    tables, came just before. 1 time. A worker has no pool: 3 times 0, and two empty lists."""
 
 
 PARTS = {
@@ -123,6 +130,10 @@ by its place, so new ones come last."""
 
 REASONS = ("stop", "length", "abort", "error", "repetition", "other")
 """Why a request ended, in vLLM's words. The last stands for reasons that are not here."""
+
+CAME_BEFORE, PREEMPTED_BEFORE = 1, 2
+"""What the description of a request ends with that was there when the recording went on after a
+pause: in the second case it waits to be resumed."""
 
 OP_MASK = 0x1F
 POOL_SHIFT = 5

@@ -50,11 +50,15 @@ class Part:
     def _lose(self, where: str, error: BaseException) -> None:
         lost = [part for part in (self, *self._carried) if not part.lost]
         for part in lost:
-            part.lost = True
-            part._take_away()
-            part._on_loss()
+            part.leave()
         if self in lost:
             self._recorder.lose([part._name for part in lost], where, error)
+
+    def leave(self) -> None:
+        """Take the hooks of this part away, which is lost from now on."""
+        self.lost = True
+        self._take_away()
+        self._on_loss()
 
     @contextlib.contextmanager
     def attaching(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from profilemate import config, hooks
 from profilemate.format import processes
+from profilemate.format.control import Asked
 from profilemate.format.keep import DEFAULT, read_keep
 from profilemate.record import launch
 from profilemate.record.backlog import Backlog
@@ -51,7 +52,8 @@ def open_journal(
         start = partial(launch.start, place.directory)
         backlog = Backlog(place.journal, start, read_keep(settings.keep) or DEFAULT)
         full_name = f"{producer} {rank}"
-        recorder = Recorder(place.fd, header, full_name, pause_sec, place.journal, backlog)
+        asked = Asked(place.journal.parent)
+        recorder = Recorder(place.fd, header, full_name, pause_sec, place.journal, backlog, asked)
         if recorder.active:
             return place, recorder
         recorder.close()

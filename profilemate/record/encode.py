@@ -123,6 +123,16 @@ def held(columns: Columns, event: Event) -> None:
     columns.ids.extend(lists)
 
 
+def resumed(columns: Columns, event: Event) -> None:
+    """``time, numbers, lists, hashes``: Op.RESUME."""
+    _, op, time, numbers, lists, hashes = event
+    columns.ops.append(op)
+    columns.times.append(time)
+    columns.numbers.extend(numbers)
+    columns.ids.extend(lists)
+    columns.hashes.extend(hashes)
+
+
 def finished(columns: Columns, event: Event) -> None:
     """``time, numbers, hashes``: Op.FINISH."""
     _, op, time, numbers, hashes = event

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from profilemate.format.control import Asked
 from profilemate.format.events import PARTS, Op
 from profilemate.messages import cause, say
 from profilemate.record import encode
@@ -51,6 +52,9 @@ PATIENCE_SEC = 5.0
 LAST_WORD_SEC = 1.0
 """How much of that is left to say that the rest is lost, where the disk is slow."""
 
+LOOK_SEC = 0.25
+"""How often it looks whether the user wants a pause."""
+
 ATTEMPTS = 2
 """How often in a row writing may fail before the recording stops."""
 
@@ -62,10 +66,12 @@ class Recorder:
 
     The file descriptor is the recorder's from now on. ``name`` is what messages call it;
     ``pause_sec`` is how long events may wait to be written together; ``path`` is where the journal
-    is, to open it again and to go on beside it, and ``backlog`` looks after its files.
+    is, to open it again and to go on beside it, and ``backlog`` looks after its files. ``asked``
+    is what the user asks for.
 
     ``keep`` takes an event. ``repeats`` counts the steps that were the same as the last one and
-    scheduled nothing; they come before all later events.
+    scheduled nothing; they come before all later events. ``wants_pause``: the user wants nothing to
+    be recorded now; the hooks see to it between two steps, and set ``is_paused``.
 
     What hooks call neither waits for a lock nor raises.
     """
@@ -78,11 +84,14 @@ class Recorder:
         pause_sec: float = STEP_PAUSE_SEC,
         path: Path | None = None,
         backlog: Backlog | None = None,
+        asked: Asked | None = None,
     ) -> None:
         self.name = name
         self.costs = Costs()
         self.repeats = 0
         self.repeated_until_ns = 0
+        self.wants_pause = False
+        self.is_paused = False
         # Each step's events, with a None before and behind them: its first is always one.
         self._events: list[Event | None] = [None]
         self.keep: Callable[[Event], None] = self._events.append
@@ -96,7 +105,9 @@ class Recorder:
         self._changes: list[dict[str, Any]] = []
         # Both change it. What one of them so misses is a little of the limit, until all is written.
         self._room = MAX_WAITING
-        # The thread that writes changes these:
+        # The thread that writes changes these, and ``wants_pause``:
+        self._asked = asked
+        self._next_look = 0.0
         self._taken = 0
         self._entries = 0
         self._failures = 0
@@ -152,6 +163,13 @@ class Recorder:
         """Call ``undo`` when this recorder stops for good: it takes the hooks away again."""
         self._on_stop.append(undo)
 
+    def take_hooks_away(self) -> None:
+        """Undo what ``on_stop`` was given."""
+        # Taken one by one: another thread may be at it, too.
+        while self._on_stop:
+            with contextlib.suppress(Exception):
+                self._on_stop.pop(0)()
+
     def step_ended(self) -> None:
         """The events so far are whole and can be written."""
         events = self._events
@@ -186,7 +204,7 @@ class Recorder:
         with contextlib.suppress(Exception):
             self._failed[where] = cause(error)
             self.status(failed=self._failed)
-        self._take_hooks_away()
+        self.take_hooks_away()
         say(f"{self.name}: recording stopped, {where} failed ({self._failed[where]}); vLLM goes on")
 
     def lose(self, parts: Iterable[str], where: str, error: BaseException) -> None:
@@ -217,6 +235,7 @@ class Recorder:
         """
         written = False
         try:
+            self.look()
             # What comes meanwhile is written the next time.
             for _ in range(0, len(self._events), EVENTS_IN_FRAME):
                 written |= self._write()
@@ -236,6 +255,16 @@ class Recorder:
             return True
         return written
 
+    def look(self) -> bool:
+        """Look whether the user wants a pause, where it is time to; returns whether to go on
+        looking although nothing is to be written."""
+        if self._asked is not None and self._writer.has_thread:
+            now = time.monotonic()
+            if now >= self._next_look:
+                self._next_look = now + LOOK_SEC
+                self.wants_pause = self._asked.is_paused()
+        return self.wants_pause or self.is_paused
+
     def close(self) -> None:
         """End the journal in good order; during a write, when that is done."""
         if self._output.is_closed:
@@ -253,7 +282,7 @@ class Recorder:
                 f"{self.name}: the disk does not answer, {missing:,} events are not written and "
                 "are lost if the process ends now"
             )
-        self._take_hooks_away()
+        self.take_hooks_away()
 
     def forget(self) -> None:
         """Let go without writing, as in a fork, where the journal is the parent's."""
@@ -261,7 +290,7 @@ class Recorder:
         self._leave()
         del self._events[1:]
         self._changes.clear()
-        self._take_hooks_away()
+        self.take_hooks_away()
         self._output.close()
 
     def _waiting_events(self) -> int:
@@ -283,12 +312,6 @@ class Recorder:
         reason = f"{len(self._events):,} events wait for it"
         self.status(failed={"journal": reason})
         say_lost(self.name, reason)
-
-    def _take_hooks_away(self) -> None:
-        # Taken one by one: another thread may be at it, too.
-        while self._on_stop:
-            with contextlib.suppress(Exception):
-                self._on_stop.pop(0)()
 
     def _write(self) -> bool:
         """Write what waits, a frame at most; returns whether there was anything."""

@@ -30,6 +30,9 @@ ATTEMPTS = 3
 STUCK_SEC = 2.0
 """A disk does not answer where a write takes longer than this."""
 
+LOOK_SEC = 0.25
+"""How often a source looks that has to, while nothing is to be written."""
+
 POLL_SEC = 0.001
 """How often the end of a journal looks whether it is there."""
 
@@ -39,6 +42,9 @@ class Source(Protocol):
 
     def write(self) -> bool:
         """Write what waits; returns whether there was anything."""
+
+    def look(self) -> bool:
+        """Look what is asked of it; returns whether to go on looking while nothing is written."""
 
 
 class Writer:
@@ -74,7 +80,7 @@ class Writer:
         self.beat()
         # Before a thread begins, which says so when it ends.
         self.is_idle = False
-        if self._has_thread or self._start():
+        if self.has_thread or self._start():
             self._bell.put(None)
         else:
             self.is_idle = True
@@ -98,6 +104,11 @@ class Writer:
         """
         return self._is_written_by == threading.get_ident()
 
+    @property
+    def has_thread(self) -> bool:
+        """Whether a thread writes."""
+        return self._thread is not None and self._thread.is_alive()
+
     def finish(self, is_done: Callable[[], bool], patience_sec: float) -> bool:
         """Have everything written at once, and wait until ``is_done``; returns whether it is.
 
@@ -111,7 +122,7 @@ class Writer:
         self.wake()
         give_up = time.monotonic() + patience_sec
         while not is_done():
-            if not self._has_thread:
+            if not self.has_thread:
                 self.wake()
             elif self._gave_up_at == self._writes or time.monotonic() > give_up:
                 self._gave_up_at = self._writes
@@ -131,15 +142,11 @@ class Writer:
             self._is_written_by = 0
             self._writing.release()
 
-    @property
-    def _has_thread(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def _start(self) -> bool:
         if not self._starting.acquire(blocking=False):
             return False
         try:
-            if not self._has_thread:
+            if not self.has_thread:
                 thread = threading.Thread(target=self._run, name="profilemate", daemon=True)
                 thread.start()
                 self._thread = thread
@@ -159,7 +166,7 @@ class Writer:
                 failures = 0
                 while failures < ATTEMPTS:
                     try:
-                        self._bell.get()
+                        self._sleep()
                         self._write_until_idle()
                         failures = 0
                     except BaseException:  # noqa: PERF203
@@ -172,6 +179,14 @@ class Writer:
         finally:
             self._is_written_by = 0
             self.is_idle = True
+
+    def _sleep(self) -> None:
+        """Until the bell rings."""
+        while True:
+            looking = [source.look() for source in self.sources.copy()]
+            with contextlib.suppress(Empty):
+                self._bell.get(timeout=LOOK_SEC if any(looking) else None)
+                return
 
     def _write_once(self) -> bool:
         self.beat()

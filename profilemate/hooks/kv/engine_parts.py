@@ -17,3 +17,13 @@ class EngineParts:
         self.lookups = Part(recorder, "lookups")
         self.requests = Part(recorder, "requests", on_loss=requests.lose_ends)
         self.updates = Part(recorder, "updates")
+
+    @property
+    def all(self) -> tuple[Part, ...]:
+        return self.blocks, self.frees, self.lookups, self.requests, self.updates
+
+    def stay_lost(self, earlier: EngineParts) -> None:
+        """Of an earlier recording of the same engine, what was lost is lost in this one, too."""
+        for part, before in zip(self.all, earlier.all, strict=True):
+            if before.lost and not part.lost:
+                part.leave()

@@ -111,7 +111,6 @@ def _watch_free(
     context: FreeContext,
     forget_prefill: Callable[[str], None],
 ) -> None:
-    has_block_ids = has_method(manager, "get_block_ids")
     this, now = reference(manager), time.monotonic_ns
 
     def before(request: Any) -> None:
@@ -119,13 +118,8 @@ def _watch_free(
             if request.status == requests.running:
                 # Its blocks of this very step will be in no table that the step returns.
                 request_id = request.request_id
-                block_ids = (
-                    this().get_block_ids(request_id)
-                    if has_block_ids
-                    else _block_ids(this(), request_id)
-                )
                 number = requests.number(request, now())
-                _record_table(part, number, block_ids)
+                part.keep(table_of(this(), request_id, number))
                 _record_preemption(part, number, request)
                 forget_prefill(request_id)
             else:
@@ -140,13 +134,15 @@ def _watch_free(
     part.on_stop(hook(manager, "free", "request", before=before, lastly=end, given="place"))
 
 
-def _block_ids(manager: Any, request_id: str) -> list[list[int]]:
-    """The blocks that a request holds, in vLLM 0.8.5, whose only group is the manager's own."""
-    return [[block.block_id for block in manager.req_to_blocks.get(request_id, ())]]
-
-
-def _record_table(part: Part, number: int, block_ids: Sequence[Sequence[int]]) -> None:
-    part.keep((encode.held, Op.TABLE, (number,), [list(group) for group in block_ids]))
+def table_of(manager: Any, request_id: str, number: int) -> encode.Event:
+    """All blocks that a request holds, as an event."""
+    block_ids: Sequence[Sequence[int]]
+    if has_method(manager, "get_block_ids"):
+        block_ids = manager.get_block_ids(request_id)
+    else:
+        # In vLLM 0.8.5, whose only group is the manager's own.
+        block_ids = [[block.block_id for block in manager.req_to_blocks.get(request_id, ())]]
+    return encode.held, Op.TABLE, (number,), [list(group) for group in block_ids]
 
 
 def _watch_park(

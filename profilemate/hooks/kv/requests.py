@@ -11,7 +11,15 @@ from typing import Any
 
 import orjson
 
-from profilemate.format.events import HASH_BYTES, PREFIX_BYTES, REASONS, Op, prefix_lengths
+from profilemate.format.events import (
+    CAME_BEFORE,
+    HASH_BYTES,
+    PREEMPTED_BEFORE,
+    PREFIX_BYTES,
+    REASONS,
+    Op,
+    prefix_lengths,
+)
 from profilemate.record import encode
 from profilemate.record.recorder import Recorder
 
@@ -32,7 +40,7 @@ class Requests:
     need none of their own; 0: all need one. ``running`` is the status of a request that runs.
     ``looked_up`` has the numbers of the requests that were looked up in this step.
     ``forgotten_by_steps``: the hooks of a request's end are lost, so the steps' outputs say which
-    requests have ended.
+    requests have ended. ``next_number`` is that of the next request.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class Requests:
         *,
         hashes_on_finish: bool,
         prefix_unit: int,
+        next_number: int = 0,
     ) -> None:
         self.index: dict[str, int] = {}
         self._keep = recorder.keep
@@ -52,7 +61,7 @@ class Requests:
         self.hashes_on_finish = hashes_on_finish
         self._prefix_unit = prefix_unit
         self.forgotten_by_steps = False
-        self._next = 0
+        self.next_number = next_number
         self.looked_up: set[int] = set()
         self._reasons: dict[int, int] = {}
         statuses = sys.modules["vllm.v1.request"].RequestStatus
@@ -63,8 +72,7 @@ class Requests:
         """The request's number. A new request is described in the journal."""
         number = self.index.get(request.request_id)
         if number is None:
-            number = self.index[request.request_id] = self._next
-            self._next += 1
+            number = self._new(request)
             blob = _NOT_DESCRIBED
             try:
                 blob = orjson.dumps(_description(request, self._key)) + b"\0"
@@ -74,6 +82,21 @@ class Requests:
                 self._keep((encode.blob, Op.REQUEST, now, number, blob))
                 if len(blob) > LONG_BYTES:
                     self._weigh(len(blob))
+        return number
+
+    def carry(self, request: Any, now: int) -> int:
+        """Number and describe a request that came before the recording went on."""
+        number = self._new(request)
+        state = PREEMPTED_BEFORE if request.status == self._preempted else CAME_BEFORE
+        described = _description(request, self._key)
+        described += [0, None, None][len(described) - 2 :]
+        blob = orjson.dumps([*described, state]) + b"\0"
+        self._keep((encode.blob, Op.REQUEST, now, number, blob))
+        return number
+
+    def _new(self, request: Any) -> int:
+        number = self.index[request.request_id] = self.next_number
+        self.next_number += 1
         return number
 
     def finish(self, request: Any, now: int) -> None:
@@ -140,6 +163,14 @@ def hashes_of(manager: Any) -> Callable[[Any], Sequence[bytes]]:
     return hashes
 
 
+def group_of(block_hash: Any) -> int:
+    """The KV cache group that a block's hash names; 0 in releases where it names none."""
+    if isinstance(block_hash, tuple):
+        return int(getattr(block_hash, "group_id", 0))
+    has_group = len(block_hash) % HASH_BYTES == _GROUP_BYTES
+    return int.from_bytes(block_hash[-_GROUP_BYTES:], "big") if has_group else 0
+
+
 def hash_bytes(block_hash: Any) -> Any:
     """The bytes of a block hash, with or without its group; up to vLLM 0.10.1 it is a number."""
     if not isinstance(block_hash, tuple):
@@ -147,6 +178,9 @@ def hash_bytes(block_hash: Any) -> Any:
     without_group: Any = getattr(block_hash, "block_hash", block_hash)
     return (without_group.hash_value & _HASH_MASK).to_bytes(HASH_BYTES, "little")
 
+
+_GROUP_BYTES = 4
+"""vLLM puts the group behind a hash of 32 bytes, or of 16."""
 
 _HASH_MASK = (1 << 8 * HASH_BYTES) - 1
 _NOT_DESCRIBED = b'["",0]\0'

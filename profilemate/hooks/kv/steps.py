@@ -57,6 +57,12 @@ class Steps:
         self._last_written_ns = 0
         self.updating = False
 
+    def carry(self, request: Any) -> None:
+        """A request ran before the recording went on; some of its prompt may not be computed."""
+        left = request.num_tokens - request.num_computed_tokens
+        if left > 0:
+            self._prefills[request.request_id] = left
+
     def forget_prefill(self, request_id: str) -> None:
         """The request was preempted or has ended, so its prompt is no longer computed."""
         self._prefills.pop(request_id, None)
@@ -213,15 +219,20 @@ class Steps:
 
 
 def watch(
-    scheduler: Any, steps: Steps, recorder: Recorder, parts: EngineParts, requests: Requests
+    scheduler: Any,
+    steps: Steps,
+    recorder: Recorder,
+    parts: EngineParts,
+    requests: Requests,
+    pause: Callable[[], None],
 ) -> None:
-    """Hook the methods of one scheduler.
+    """Hook the methods of one scheduler. ``pause`` is called after a step where the user wants it.
 
     Raises:
         AttributeError: it has no ``schedule``, so that nothing can be recorded.
 
     """
-    _watch_schedule(scheduler, steps, recorder)
+    _watch_schedule(scheduler, steps, recorder, pause)
     with parts.updates.attaching():
         _watch_update(scheduler, steps, parts.updates)
     with parts.requests.attaching():
@@ -230,7 +241,9 @@ def watch(
         _watch_abort(scheduler, steps, parts.requests)
 
 
-def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
+def _watch_schedule(
+    scheduler: Any, steps: Steps, recorder: Recorder, pause: Callable[[], None]
+) -> None:
     now = time.monotonic_ns
 
     is_cut_short = False
@@ -241,6 +254,8 @@ def _watch_schedule(scheduler: Any, steps: Steps, recorder: Recorder) -> None:
                 # vLLM goes on with blocks that no step's output ever gave to a request.
                 raise RuntimeError("the step before ended half-way")
             steps.scheduled(output, began, now())
+            if recorder.wants_pause:
+                pause()
         except Exception as error:
             recorder.fail("schedule", error)
 

@@ -11,13 +11,14 @@ from typing import Any
 from profilemate import config
 from profilemate.format.errors import SessionError
 from profilemate.hooks import targets
+from profilemate.hooks.instances import reference
 from profilemate.hooks.kv import block_pool, facts, kv_cache_manager, steps
 from profilemate.hooks.kv.engine_parts import EngineParts
+from profilemate.hooks.kv.pausing import Pausing
 from profilemate.hooks.kv.requests import Requests, hashes_of
 from profilemate.hooks.producers import open_journal
 from profilemate.messages import cause, give_up, say
 from profilemate.record import launch
-from profilemate.record.claim import Place
 from profilemate.record.recorder import Recorder
 
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -47,7 +48,7 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         return
     place, recorder = opened
     try:
-        _attach(scheduler, pools, place, recorder)
+        _attach(scheduler, pools, place.founding.key, recorder)
     except Exception as error:
         recorder.fail("attaching", error)
         recorder.close()
@@ -58,8 +59,14 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         say(f"engine {rank} records into {place.directory}")
 
 
-def _attach(scheduler: Any, pools: list[Any], place: Place, recorder: Recorder) -> None:
-    """Put the hooks in place.
+def _attach(
+    scheduler: Any,
+    pools: list[Any],
+    key: bytes,
+    recorder: Recorder,
+    earlier: tuple[Requests, EngineParts] | None = None,
+) -> tuple[Requests, steps.Steps]:
+    """Put the hooks in place. ``earlier`` ones recorded the same scheduler, up to a pause.
 
     Raises:
         Exception: nothing can be recorded of this scheduler.
@@ -69,15 +76,23 @@ def _attach(scheduler: Any, pools: list[Any], place: Place, recorder: Recorder) 
     tabled = facts.is_tabled(scheduler, pools)
     requests = Requests(
         recorder,
-        place.founding.key,
+        key,
         hashes_of(manager),
         hashes_on_finish=not facts.is_plain(scheduler),
         prefix_unit=facts.prefix_unit(scheduler, pools),
+        next_number=earlier[0].next_number if earlier is not None else 0,
     )
     parts = EngineParts(recorder, requests)
     recorded_steps = steps.Steps(scheduler, pools, recorder, parts, requests, tabled=tabled)
     context = block_pool.FreeContext()
-    steps.watch(scheduler, recorded_steps, recorder, parts, requests)
+    this, pools_of = reference(scheduler), [reference(pool) for pool in pools]
+
+    def attach_again() -> tuple[Requests, steps.Steps]:
+        these = [pool() for pool in pools_of]
+        return _attach(this(), these, key, recorder, (requests, parts))
+
+    pausing = Pausing(scheduler, pools, recorder, attach_again)
+    steps.watch(scheduler, recorded_steps, recorder, parts, requests, pausing.pause)
     with parts.blocks.attaching():
         for number, pool in enumerate(pools):
             block_pool.watch(
@@ -98,12 +113,15 @@ def _attach(scheduler: Any, pools: list[Any], place: Place, recorder: Recorder) 
         )
     with parts.lookups.attaching():
         kv_cache_manager.watch_lookups(manager, parts.lookups, requests)
+    if earlier is not None:
+        parts.stay_lost(earlier[1])
     owners = {
         targets.POOL: pools,
         targets.MANAGER: [manager],
         targets.SCHEDULER: [scheduler],
     }
     recorder.status(methods=targets.attached_and_missing(owners, facts.versions()["vllm"] or ""))
+    return requests, recorded_steps
 
 
 def _pools(manager: Any) -> list[Any]:

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When was nothing recorded, because the user had paused it?"""
+
+from __future__ import annotations
+
+from profilemate.collector.decode import ImpossibleError
+
+MOST_PAUSES = 100
+"""So many are known, the last ones."""
+
+
+class Pauses:
+    """The pauses of one process. ``times`` has the beginning and the end of each in nanoseconds of
+    the monotonic clock; the end is None as long as the recording has not gone on."""
+
+    def __init__(self) -> None:
+        self.times: list[list[int | None]] = []
+
+    def begin(self, time: int) -> None:
+        """The recording pauses."""
+        self.times = [*self.times[1 - MOST_PAUSES :], [time, None]]
+
+    def end(self, time: int) -> None:
+        """The recording goes on. Each pool of an engine says so."""
+        if not self.times:
+            raise ImpossibleError("the recording went on, and was not paused")
+        self.times[-1][1] = time
+
+    def seconds(self, origin_ns: int) -> list[list[float | None]]:
+        """The same in seconds of the session, to the microsecond."""
+        return [
+            [None if time is None else round((time - origin_ns) / 1e9, 6) for time in pause]
+            for pause in self.times
+        ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from profilemate.collector.blocks import NEVER, Life, Loss, Pool
+from profilemate.collector.blocks import NEVER, NO_GROUP, Life, Loss, Pool
 from profilemate.collector.decode import ImpossibleError
 from profilemate.collector.engine_totals import UNKNOWN, EngineTotals
 from profilemate.collector.tables import Tables
@@ -98,6 +98,8 @@ class BlockRows:
     ) -> str:
         """So many blocks were allocated, reused, cached or freed, or all lost their contents;
         returns the row."""
+        if group == NO_GROUP:
+            group = ""
         self._totals.moved[pool, event, group] += count
         row = (
             f"{(time - self._origin) / 1e9:.6f},{event},{count},{cell},{evicted},{self.step},"

@@ -21,6 +21,8 @@ NEVER = -1
 """A time that is not known, as it lies before that. So is the number of reuses: ``MANY`` less than
 none, so that those that follow do not make it a number."""
 MANY = 1 << 40
+NO_GROUP = -1
+"""The group of a block of which nothing says which one it is."""
 
 Life = tuple[int, int, int | None, int, str, int, str]
 """A block since its allocation: when that was, when it was last allocated or reused, when its last
@@ -94,6 +96,7 @@ class Pool:
         again: list[int],
         cached: list[tuple[int, list[int], list[str]]],
         owners: Iterable[tuple[str, int, list[int]]],
+        of_others: int,
     ) -> None:
         """How the blocks are from now on; what they were before is forgotten.
 
@@ -102,14 +105,15 @@ class Pool:
             again: a block once more for each further holder.
             cached: for each group the blocks with a content, and their contents.
             owners: cell, group and blocks of each request, as far as they are known.
+            of_others: the group of blocks without content that are none of these.
 
         """
         blocks = len(self.contents)
         self.contents, self._holders = [None] * blocks, [0] * blocks
         self._copies.clear()
-        life = _life_before("", 0, NEVER)
+        life = _life_before("", of_others, NEVER)
         self._lives = [life] * blocks
-        life = _life_before("", 0, None)
+        life = _life_before("", of_others, None)
         for block in held:
             self._holders[block], self._lives[block] = 1, life
         for cell, group, of_request in owners:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from profilemate.collector.block_rows import BlockRows
-from profilemate.collector.blocks import NEVER, Pool
+from profilemate.collector.blocks import NEVER, NO_GROUP, Pool
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import GAP, Episode, ImpossibleError, events_of
 from profilemate.collector.endings import Endings
@@ -242,9 +242,9 @@ class Engine:
             if self._group_pools[group] == number
         ]
         if "blocks" not in self.lost:
-            pool.begin_again(
-                held, again, cached, [(request.cell, group, of) for request, group, of in owned]
-            )
+            owners = [(request.cell, group, blocks) for request, group, blocks in owned]
+            of_others = 0 if len(self._group_pools) == 1 else NO_GROUP
+            pool.begin_again(held, again, cached, owners, of_others)
         for request, group, blocks in owned:
             count = pool.count(blocks)
             request.admitted = time

@@ -37,6 +37,7 @@ class Pair:
     whole: Tables
     paused: Tables
     pauses: list[tuple[int, int]]
+    setting: Setting
 
     def recorded(self, table: str, *, after_last: bool = False) -> list[Row]:
         """The rows of the whole recording at times that the other one recorded, too."""
@@ -102,7 +103,7 @@ def pair(
         (_micros(begin), _NEVER if until is None else _micros(until))
         for begin, until in process["pauses"]
     ]
-    return Pair(whole, paused, times)
+    return Pair(whole, paused, times, setting)
 
 
 def check(both: Pair) -> None:
@@ -149,13 +150,15 @@ def check_moves(both: Pair) -> None:
     assert {_micros(row["timestamp_sec"]) for row in held} <= ends
     assert all(row["num_blocks"] for row in held)
     before = both.recorded("kv_cache_allocations.csv")
-    # Whose blocks were freed that nobody holds is not known, nor which step of the run it was.
-    less = ("step", "request_id")
+    # Of blocks that were parked nothing says whose they are; steps are counted as recorded.
+    less = ("step", "request_id", "group")
     assert [_without(row, *less) for row in moves if row["event"] != "held"] == [
         _without(row, *less) for row in before
     ]
     for row, as_whole in zip((r for r in moves if r["event"] != "held"), before, strict=True):
         assert row["request_id"] in ("", as_whole["request_id"])
+        if row["request_id"] or both.setting.groups == "full":
+            assert row["group"] == as_whole["group"]
         if row["event"] in ("allocate", "reuse"):
             assert row["request_id"] == as_whole["request_id"]
 

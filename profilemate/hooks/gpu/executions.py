@@ -58,7 +58,9 @@ class Executions:
     def end(self, scheduler_output: Any) -> None:
         """The execution ended, well or not. A dummy has no scheduler output."""
         ended = _now()
-        recent = self._recent
+        recent, recorder = self._recent, self._recorder
+        if (recorder.wants_pause or recorder.is_paused) and self.graphs.is_paused():
+            return
         if len(recent) == 1 and self.dummy_tokens is None and not (self.warming_up or self._timer):
             # Every step of a server comes here: the same as below, in as few calls as possible.
             (entry,) = recent
@@ -68,7 +70,7 @@ class Executions:
                 graphs, launch_ns = entry.graphs, entry.launch_ns
                 self._keep((_served, _EXECUTION, ended, tokens, entry.number, graphs, launch_ns))
                 entry.graphs = entry.launch_ns = 0
-                self._recorder.step_ended()
+                recorder.step_ended()
                 return
         self._record(ended, scheduler_output)
 

@@ -109,8 +109,42 @@ class Graphs:
             self.captured = self._last[1].batch
         self.recorder.step_ended()
 
+    def is_paused(self) -> bool:
+        """Whether nothing is to be recorded now, as the user wants it; what was replayed since the
+        last call is forgotten then. Called where an execution has ended."""
+        recorder = self.recorder
+        if not (recorder.wants_pause or recorder.is_paused):
+            return False
+        if recorder.wants_pause != recorder.is_paused:
+            self._turn(paused=recorder.wants_pause)
+        self._forget_recent()
+        # The execution in which it goes on has begun before.
+        return True
+
+    def _turn(self, *, paused: bool) -> None:
+        recorder = self.recorder
+        if paused:
+            if self.timer is not None:
+                self.timer.give_up()
+            recorder.keep((encode.once, Op.PAUSE, _now(), ()))
+        else:
+            recorder.keep((encode.resumed, Op.RESUME, _now(), (0, 0, 0), [(), ()], ()))
+        recorder.is_paused = paused
+        recorder.step_ended()
+
+    def _forget_recent(self) -> None:
+        for entry in self.recent:
+            entry.take()
+            if self.timer is not None:
+                intervals, entry.intervals = entry.intervals, []
+                self.timer.when_done(intervals, lambda _: None)
+        self.recent.clear()
+
     def record_recent(self) -> None:
         """Record the replays that belong to no execution."""
+        if self.recorder.is_paused:
+            self._forget_recent()
+            return
         now = _now()
         for entry in self.recent:
             if self.timer is None:
@@ -355,6 +389,8 @@ def _record_each_replay(graphs: Graphs) -> None:
         result = ours(graph, *args, **kwargs)
         try:
             for watching in _watching:
+                if watching.is_paused():
+                    continue
                 watching.record_recent()
                 watching.recorder.step_ended()
         except Exception as error:

@@ -84,7 +84,7 @@ from analysis.requests.preemptions import TakerTally
 from analysis.requests.scheduling import Scheduling, SchedulingTally
 from analysis.requests.waiting import Waiting, WaitingTally
 from analysis.summary import About, Summary
-from analysis.tables import facts, run_totals
+from analysis.tables import facts, marks, run_totals
 from analysis.tables.facts import Facts
 from analysis.tables.find import siblings
 from analysis.tables.session import Session
@@ -400,8 +400,10 @@ def _about(session: Session) -> About:
         duration_sec=session.end_sec,
         begin_sec=session.begin_sec,
         window=session.window,
+        stretch=session.stretch,
         snapshot=session.snapshot,
         siblings=tuple(
             other.name for other in siblings(session.directory) if other != session.directory
         ),
+        marks=marks.read(session.directory),
     )

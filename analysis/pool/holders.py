@@ -237,9 +237,9 @@ def _suspects(session: Session, at: float, ended: pl.DataFrame) -> tuple[Suspect
 
 
 def _moves(table: pl.LazyFrame, at: float) -> pl.LazyFrame:
-    """The blocks that requests allocated, reused and freed until then."""
+    """The blocks that requests allocated, reused, held after a pause, and freed until then."""
     return table.filter(
         (pl.col("timestamp_sec") <= at)
-        & pl.col("event").is_in(["allocate", "reuse", "free"])
+        & pl.col("event").is_in(["allocate", "reuse", "held", "free"])
         & (pl.col("request_id").fill_null("") != "")
     )

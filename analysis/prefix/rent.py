@@ -111,7 +111,7 @@ class RentTally:
         moved = (
             batch.lazy()
             .filter(
-                pl.col("event").is_in(["allocate", "reuse", "free"])
+                pl.col("event").is_in(["allocate", "reuse", "held", "free"])
                 & pl.col("request_id").is_not_null()
             )
             .select(

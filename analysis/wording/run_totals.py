@@ -17,9 +17,11 @@ HEADING = "The whole run"
 def facts(summary: Summary) -> Iterator[Fact]:
     """Its figures; none where the others are of the whole run, too, or it has not been counted."""
     run = summary.run
-    if run is None or summary.session.window is None:
+    about = summary.session
+    if run is None or (about.window is None and about.stretch is None):
         return
-    yield Fact("Time", f"{duration(run.until_sec)}, with what was removed")
+    with_what = "with what was removed" if about.window is not None else "with all stretches"
+    yield Fact("Time", f"{duration(run.until_sec)}, {with_what}")
     yield Fact("Requests", _requests(run))
     yield Fact("Tokens", f"{run.input_tokens:,} in, {run.output_tokens:,} out")
     if run.token_rate is not None:

@@ -80,6 +80,7 @@ class _Work:
         self._began = time.monotonic()
         self._next_metadata = self._next_totals = 0.0
         self._late_sec = 0.0
+        self._pauses = self.follower.pauses
 
     def until_behind(self) -> None:
         """Go on until the session has ended, or the tables are late."""
@@ -110,7 +111,9 @@ class _Work:
         if not self._folder.has_folder(session.JOURNAL_FOLDER):
             _end_without_journals(follower)
         self._rotation.turn(until)
-        if time.monotonic() >= self._next_metadata:
+        pauses = follower.pauses
+        if time.monotonic() >= self._next_metadata or pauses != self._pauses:
+            self._pauses = pauses
             self._rotation.remove_old()
             follower.write(ended=False)
             self._next_metadata = time.monotonic() + METADATA_SEC

@@ -291,6 +291,16 @@ class Follower:
         return any(producer.problem is not None for producer in self.producers.values())
 
     @property
+    def pauses(self) -> list[tuple[int, bool]]:
+        """How often each process has paused, and whether it has gone on."""
+        return [
+            (len(times), bool(times) and times[-1][1] is not None)
+            for producer in self.ordered()
+            if producer.state is not None
+            for times in [producer.state.pauses.times]
+        ]
+
+    @property
     def size(self) -> int:
         """Bytes of all journals."""
         names = [name for name in self.journals.names() if parse_name(name)]

@@ -15,7 +15,9 @@ from profilemate.commands.compare import CompareOptions, compare
 from profilemate.commands.doctor import DoctorOptions, doctor
 from profilemate.commands.finalize import FinalizeOptions, finalize
 from profilemate.commands.live import LiveOptions, live
+from profilemate.commands.mark import MarkOptions, mark
 from profilemate.commands.metrics import MetricsOptions, metrics
+from profilemate.commands.pause import PauseOptions, pause, resume
 from profilemate.commands.plan import PlanOptions, plan
 from profilemate.commands.reconcile import ReconcileOptions, reconcile
 from profilemate.commands.report import ReportOptions, report
@@ -65,6 +67,9 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "check": _command(check, CheckOptions),
     "finalize": _command(finalize, FinalizeOptions),
     "snapshot": _command(snapshot, SnapshotOptions),
+    "pause": _command(pause, PauseOptions),
+    "resume": _command(resume, PauseOptions),
+    "mark": _command(mark, MarkOptions),
     "doctor": _command(doctor, DoctorOptions),
     "plan": _command(plan, PlanOptions),
     "sweep": _command(sweep, SweepOptions),

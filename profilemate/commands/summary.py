@@ -13,6 +13,7 @@ from profilemate.commands.shared.options import (
     AsJson,
     RequestsAfter,
     SessionArgument,
+    Stretch,
     opened,
 )
 from profilemate.commands.shared.progress import status
@@ -24,6 +25,7 @@ class SummaryOptions:
     session: SessionArgument = None
     after: After = 0.0
     requests_after: RequestsAfter = 0
+    stretch: Stretch = None
     every: Annotated[
         bool,
         typer.Option(
@@ -63,7 +65,7 @@ def summary(options: SummaryOptions) -> int:
     if options.every:
         return _together(options)
     with status("reading the session"):
-        found = summarize(opened(options.session, options.after, options.requests_after))
+        found = summarize(opened(options.session, options))
     show(found, text.write, as_json=options.as_json)
     return 0
 
@@ -76,8 +78,6 @@ def _together(options: SummaryOptions) -> int:
 
     with status("reading the sessions"):
         folders = siblings(find_session(options.session))
-        found = together(
-            [opened(folder, options.after, options.requests_after) for folder in folders]
-        )
+        found = together([opened(folder, options) for folder in folders])
     show(found, text.write, as_json=options.as_json)
     return 0

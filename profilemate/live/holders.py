@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.tables.facts import FULL_ATTENTION
-from analysis.tables.metadata import part, parts, text
+from analysis.tables.metadata import listed, part, parts, text
 from profilemate.format.cells import plain
 from profilemate.live.tails import FIRST_BYTES, Row, Tail, last_rows, seconds, whole
 
@@ -34,6 +34,7 @@ MOST_AHEAD = 200_000
 SEVERAL_GROUPS = "not known for several KV cache groups, or other attention than full attention"
 NO_GROUPS = "not known: metadata.json does not name the KV cache groups"
 CONNECTOR = "not known with a KV connector, which holds blocks of requests that do not run"
+PAUSED = "not known, as the recording was paused: nothing says since when requests hold blocks"
 LOST = "not known, as part of the recording ended early"
 NOT_SEEN = "not known yet: rows from before the end of the open table are not read"
 NO_STEP = "not known yet: no step has been written"
@@ -182,6 +183,8 @@ def why_not(metadata: Mapping[str, object], engines_lost: Sequence[str]) -> str 
         return CONNECTOR
     if {"blocks", "frees"} & set(engines_lost):
         return LOST
+    if any(listed(process.get("pauses")) for process in parts(metadata, "processes")):
+        return PAUSED
     return None
 
 

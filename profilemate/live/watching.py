@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import SessionError
+from analysis.tables import pauses
 from analysis.tables.metadata import number, part, text, whole
 from analysis.tables.metadata import read as read_metadata
 from analysis.tables.owner import another
@@ -141,6 +142,10 @@ class Watcher:
         self._read_rarely()
         if self._problem:
             notes.append(self._problem)
+        if names := pauses.paused_now(self._metadata):
+            notes.append(
+                f"the recording of {' and '.join(names)} is paused: 'profilemate resume' goes on"
+            )
         lookups = self._follow_tables(found)
         age = max(0.0, time.time() - found.written_ns / 1e9)
         is_silent = age > SILENT_SEC or not was_read

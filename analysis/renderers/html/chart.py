@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.series.bins import Bins
 from analysis.wording.printable import printable, shortened
+from profilemate.format.marks import Mark
 
 Figure = dict[str, Any]
 
 SECONDS = "seconds since the session began"
+LONGEST_MARK = 30
+"""Characters of a mark above its line."""
 LONGEST_LABEL = 60
 """Characters of a request's id beside its bar."""
 
@@ -100,6 +103,42 @@ def axis(title: str, **more: Any) -> Figure:
 def time_axis(bins: Bins, **more: Any) -> Figure:
     """The x axis of a chart over the session's time, all of it."""
     return axis(SECONDS, range=[bins.begin_sec, bins.end_sec], **more)
+
+
+def with_marks(chart: Chart, marks: Sequence[Mark]) -> Chart:
+    """The chart with a line at each of these moments, if it is one over the session's time."""
+    if not chart.over_time or not isinstance(chart.figure, dict):
+        return chart
+    layout = chart.figure["layout"]
+    lines = [
+        {
+            "type": "line",
+            "yref": "paper",
+            "x0": mark.at_sec,
+            "x1": mark.at_sec,
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": "var(--text)", "width": 1, "dash": "dot"},
+        }
+        for mark in marks
+    ]
+    texts = [
+        {
+            "x": mark.at_sec,
+            "y": 1,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "text": safe(shortened(mark.text, LONGEST_MARK)),
+            "showarrow": False,
+        }
+        for mark in marks
+    ]
+    marked = {
+        **layout,
+        "shapes": [*layout.get("shapes", ()), *lines],
+        "annotations": [*layout.get("annotations", ()), *texts],
+    }
+    return replace(chart, figure={**chart.figure, "layout": marked})
 
 
 def count_axis(title: str, **more: Any) -> Figure:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from string import Template
 
 from analysis.judgement.story import sentences
 from analysis.renderers.html import elements, key_figures
-from analysis.renderers.html.chart import Chart, Section
+from analysis.renderers.html.chart import Chart, Section, with_marks
 from analysis.renderers.html.charts import (
     ages,
     blame,
@@ -41,6 +42,7 @@ from analysis.series import Series
 from analysis.summary import Summary
 from analysis.wording import run_totals
 from analysis.wording import session as words
+from profilemate.format.marks import Mark
 
 Charts = Callable[[Report], Iterable[Chart]]
 
@@ -50,14 +52,18 @@ def render(summary: Summary, series: Series) -> str:
     report = Report(summary, series)
     sections = sections_of(report)
     session = summary.session
-    facts = words.facts(summary.facts, summary.usage, session.started_at, session.duration_sec)
+    facts = [
+        *words.facts(summary.facts, summary.usage, session.started_at, session.duration_sec),
+        words.marks(session),
+        words.cost(summary.cost),
+    ]
     notes = [f"Warning: {warning}." for warning in summary.warnings]
     if session.state != "complete":
         notes.insert(0, f"{words.unfinished(session.state)}: {session.note or ''}")
     elif session.note:
         notes.insert(0, f"Note: {session.note}.")
-    if (left := words.removed(session)) is not None:
-        notes.append(f"{left}.")
+    parts = filter(None, [words.paused(session), words.removed(session)])
+    notes.extend(f"{part}." for part in parts)
     if session.siblings:
         notes.append(f"{words.MORE}{words.more(session.siblings)}.")
     content = Template(asset("page.html")).substitute(
@@ -69,7 +75,7 @@ def render(summary: Summary, series: Series) -> str:
         figures=elements.figures(key_figures.figures(summary)),
         sections="\n".join(elements.section(section) for section in sections),
         whole_run=elements.whole_run(list(run_totals.facts(summary))),
-        facts=elements.facts([*facts, words.cost(summary.cost)]),
+        facts=elements.facts(filter(None, facts)),
     )
     links = elements.links(sections) + '\n<a href="#about">About</a>'
     return framed(session.session_id, "Skip to the report", links, sections, content)
@@ -115,4 +121,16 @@ def sections_of(report: Report) -> list[Section]:
         Section(key, heading, [chart for charts in drawn for chart in charts(report)])
         for key, heading, drawn in layout
     )
-    return [section for section in sections if section.charts]
+    marks = [mark for mark in report.summary.session.marks if mark.at_sec >= _begin(report)]
+    return [_marked(section, marks) for section in sections if section.charts]
+
+
+def _begin(report: Report) -> float:
+    return report.series.bins.begin_sec
+
+
+def _marked(section: Section, marks: Sequence[Mark]) -> Section:
+    """The section with a line through its charts over time at each moment that the user marked."""
+    if not marks:
+        return section
+    return replace(section, charts=[with_marks(chart, marks) for chart in section.charts])

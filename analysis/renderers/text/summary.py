@@ -33,7 +33,7 @@ from analysis.renderers.text.sections import (
 )
 from analysis.summary import About, Summary
 from analysis.wording.run_totals import HEADING
-from analysis.wording.session import MORE, more, removed, unfinished, warm_up
+from analysis.wording.session import MORE, more, paused, removed, unfinished, warm_up
 
 
 def write(summary: Summary, out: TextIO) -> None:
@@ -91,6 +91,8 @@ def _header(about: About) -> Iterator[Line]:
         yield from wrapped(f"{unfinished(about.state)}: ", about.note or "", "warning", "")
     elif about.note:
         yield from wrapped("Note: ", about.note, "warning", "")
+    if (stretch := paused(about)) is not None:
+        yield from wrapped("Paused: ", f"{stretch}.", "warning", "")
     if (left := removed(about)) is not None:
         yield from wrapped("Window: ", f"{left}.", "warning", "")
     if (left_out := warm_up(about)) is not None:

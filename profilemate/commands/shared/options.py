@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from profilemate.commands.shared.values import folder, seconds, whole
+from profilemate.commands.shared.values import folder, moment, whole
 
 if TYPE_CHECKING:
     from analysis.tables.session import Session
@@ -25,12 +25,13 @@ SessionArgument = Annotated[
     ),
 ]
 After = Annotated[
-    float,
+    float | str,
     typer.Option(
         "--after",
         metavar="TIME",
-        parser=seconds,
-        help="Leave out the first seconds as warm-up: 30s, 2m, 1.5h.",
+        parser=moment,
+        help="Leave out the first seconds as warm-up: 30s, 2m, 1.5h; or what came before a mark: "
+        "its text.",
         show_default=False,
     ),
 ]
@@ -45,16 +46,44 @@ RequestsAfter = Annotated[
         show_default=False,
     ),
 ]
+Stretch = Annotated[
+    int | None,
+    typer.Option(
+        "--stretch",
+        metavar="N",
+        parser=whole,
+        help="Of a recording that was paused: the N-th part between two pauses. "
+        "Default: the last one.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def opened(session: Path | None, after: float, requests_after: int) -> Session:
-    """The session without its warm-up.
+class Part(Protocol):
+    """The options that say which part of a session is looked at."""
+
+    @property
+    def after(self) -> float | str: ...
+    @property
+    def requests_after(self) -> int: ...
+    @property
+    def stretch(self) -> int | None: ...
+
+
+def opened(session: Path | None, options: Part) -> Session:
+    """The part of the session that these options ask for.
 
     Raises:
-        SessionError: there is no such session, or nothing is left of it.
+        SessionError: there is no such session or part, or nothing is left of it.
 
     """
     from analysis import open_session
 
-    return open_session(session, after_sec=after, after_requests=requests_after)
+    return open_session(
+        session,
+        after_sec=options.after if isinstance(options.after, float) else 0.0,
+        after_mark=options.after if isinstance(options.after, str) else None,
+        after_requests=options.requests_after,
+        stretch=options.stretch,
+    )

@@ -30,6 +30,21 @@ def seconds(text: str) -> float:
     return value
 
 
+def moment(text: str) -> float | str:
+    """Seconds, or the text of a mark.
+
+    >>> moment("2m"), moment("deployed v2")
+    (120.0, 'deployed v2')
+    """
+    try:
+        return seconds(text)
+    except typer.BadParameter:
+        # What begins like a number is a slip, and no mark.
+        if re.match(r"[\s\d.+-]*$|[\d.]", str(text)):
+            raise
+        return str(text)
+
+
 def whole(text: str) -> int:
     """A whole number from 0 on.
 

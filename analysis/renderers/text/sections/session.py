@@ -16,6 +16,8 @@ def lines(summary: Summary) -> Iterator[Line]:
     about = summary.session
     for fact in session.facts(summary.facts, summary.usage, about.started_at, about.duration_sec):
         yield from _fact(fact)
+    if (marks := session.marks(about)) is not None:
+        yield from _fact(marks)
 
 
 def whole_run(summary: Summary) -> Iterator[Line]:

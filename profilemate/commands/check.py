@@ -12,6 +12,7 @@ import typer
 
 from analysis.errors import RuleError, SessionError
 from profilemate.commands.shared.options import (
+    FROM_THE_BEGINNING,
     After,
     AsJson,
     RequestsAfter,
@@ -77,7 +78,7 @@ class CheckOptions:
         bool,
         typer.Option("--anyway", help="Check even where the baseline is not comparable."),
     ] = False
-    after: After = 0.0
+    after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
     stretch: Stretch = None
     list_all: Annotated[bool, typer.Option("--list", help="List all measures, and exit.")] = False

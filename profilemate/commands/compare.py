@@ -10,7 +10,14 @@ from typing import Annotated
 import typer
 
 from profilemate.commands.shared.files import writable, write
-from profilemate.commands.shared.options import After, AsJson, RequestsAfter, Stretch, opened
+from profilemate.commands.shared.options import (
+    FROM_THE_BEGINNING,
+    After,
+    AsJson,
+    RequestsAfter,
+    Stretch,
+    opened,
+)
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show, show_line
 from profilemate.commands.shared.values import folder
@@ -28,7 +35,7 @@ class CompareOptions:
             show_default=False,
         ),
     ]
-    after: After = 0.0
+    after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
     stretch: Stretch = None
     html: Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from profilemate.commands.shared.files import writable, write
 from profilemate.commands.shared.options import (
+    FROM_THE_BEGINNING,
     After,
     RequestsAfter,
     SessionArgument,
@@ -36,7 +37,7 @@ class ReportOptions:
             show_default=False,
         ),
     ] = None
-    after: After = 0.0
+    after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
     stretch: Stretch = None
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from profilemate.commands.shared.options import (
+    FROM_THE_BEGINNING,
     After,
     AsJson,
     RequestsAfter,
@@ -23,7 +24,7 @@ from profilemate.commands.shared.stdout import show
 @dataclass(frozen=True)
 class SummaryOptions:
     session: SessionArgument = None
-    after: After = 0.0
+    after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
     stretch: Stretch = None
     every: Annotated[

@@ -11,7 +11,14 @@ import typer
 
 from analysis.errors import RuleError
 from profilemate.commands import whatif_exact, whatif_fast
-from profilemate.commands.shared.options import After, AsJson, RequestsAfter, Stretch, opened
+from profilemate.commands.shared.options import (
+    FROM_THE_BEGINNING,
+    After,
+    AsJson,
+    RequestsAfter,
+    Stretch,
+    opened,
+)
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show
 from profilemate.commands.shared.values import folder
@@ -106,7 +113,7 @@ class WhatifOptions:
             show_default=False,
         ),
     ] = None
-    after: After = 0.0
+    after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
     stretch: Stretch = None
     as_json: AsJson = False
@@ -196,7 +203,7 @@ def _requests(options: WhatifOptions) -> tuple[Session | None, Workload]:
 
     source = options.source
     if source is not None and source.is_file():
-        if options.after or options.requests_after or options.stretch:
+        if options.after != FROM_THE_BEGINNING or options.requests_after or options.stretch:
             raise RuleError(
                 "--after, --requests-after and --stretch: a trace has no warm-up to leave out; "
                 "take its first lines out of the file"

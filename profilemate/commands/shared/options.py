@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from profilemate.commands.shared.values import folder, moment, whole
+from profilemate.commands.shared.values import Moment, folder, moment, whole
 
 if TYPE_CHECKING:
     from analysis.tables.session import Session
@@ -24,8 +24,10 @@ SessionArgument = Annotated[
         show_default=False,
     ),
 ]
+FROM_THE_BEGINNING = Moment()
+
 After = Annotated[
-    float | str,
+    Moment,
     typer.Option(
         "--after",
         metavar="TIME",
@@ -64,7 +66,7 @@ class Part(Protocol):
     """The options that say which part of a session is looked at."""
 
     @property
-    def after(self) -> float | str: ...
+    def after(self) -> Moment: ...
     @property
     def requests_after(self) -> int: ...
     @property
@@ -82,8 +84,8 @@ def opened(session: Path | None, options: Part) -> Session:
 
     return open_session(
         session,
-        after_sec=options.after if isinstance(options.after, float) else 0.0,
-        after_mark=options.after if isinstance(options.after, str) else None,
+        after_sec=options.after.sec,
+        after_mark=options.after.mark,
         after_requests=options.requests_after,
         stretch=options.stretch,
     )

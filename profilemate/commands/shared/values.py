@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -30,19 +31,29 @@ def seconds(text: str) -> float:
     return value
 
 
-def moment(text: str) -> float | str:
+@dataclass(frozen=True)
+class Moment:
+    """So many seconds after a session began, or the mark with this text."""
+
+    sec: float = 0.0
+    mark: str | None = None
+
+
+def moment(text: str) -> Moment:
     """Seconds, or the text of a mark.
 
     >>> moment("2m"), moment("deployed v2")
-    (120.0, 'deployed v2')
+    (Moment(sec=120.0, mark=None), Moment(sec=0.0, mark='deployed v2'))
     """
+    if isinstance(text, Moment):
+        return text
     try:
-        return seconds(text)
+        return Moment(seconds(text))
     except typer.BadParameter:
         # What begins like a number is a slip, and no mark.
         if re.match(r"[\s\d.+-]*$|[\d.]", str(text)):
             raise
-        return str(text)
+        return Moment(mark=str(text))
 
 
 def whole(text: str) -> int:

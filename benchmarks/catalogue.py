@@ -48,6 +48,8 @@ CATALOGUE = (
     Entry("whatif", "13 pool sizes, 3 eviction rules", "whatif"),
     Entry("serve", "vllm bench serve, end to end", "serve", minutes=20, extra=True),
     Entry("parts", "what each part costs", "parts", minutes=3, extra=True),
+    Entry("paused", "the same while the recording is paused", LOOP, ("--paused",), 4, True),
+    Entry("resume", "the engine's halt when the recording goes on", "resuming", minutes=1),
     Entry("noise", "off against off", LOOP, ("--null",), 4, True),
     Entry("metrics", "vLLM's own at its 1 % sample", LOOP, ("--vllm-metrics=0.01",), 4, True),
     Entry("metrics-all", "vLLM's own at 100 %", LOOP, ("--vllm-metrics=1",), 4, True),

@@ -63,6 +63,7 @@ class Side:
     engine_args: Callable[[], dict[str, Any]] = dict
     collect: Callable[[Any], int] = lambda outputs: 0
     check: Callable[[int, int], int] = lambda steps, collected: 0
+    begin: Callable[[Any], None] = lambda scheduler: None
     end: Callable[[Any], None] = lambda scheduler: None
 
 
@@ -132,6 +133,8 @@ def _run(
 ) -> dict[int, list[int]]:
     """Run these sides, each step in turn; returns the tokens of their steps."""
     schedulers = {index: build(model, load, sides[index]) for index in order}
+    for index in order:
+        sides[index].begin(schedulers[index])
     with no_collection():
         adds = _add(schedulers, prompts, order, draw)
     with no_collection():

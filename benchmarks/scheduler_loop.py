@@ -14,6 +14,7 @@ waits for its model. The whole is repeated for its spread.
   python -m benchmarks.scheduler_loop --alone              each run one scheduler's, on and off in
                                                            turn: both find warmer caches
   python -m benchmarks.scheduler_loop --null               off against off: the noise
+  python -m benchmarks.scheduler_loop --paused             while the recording is paused
   python -m benchmarks.scheduler_loop --vllm-metrics 0.01  vLLM's own collector at its 1 % sample
   python -m benchmarks.scheduler_loop --vllm-events        vLLM's KV events, published by ZeroMQ
 """
@@ -33,6 +34,10 @@ from benchmarks import environment, sessions
 from benchmarks.command import Options, count, progress, run
 from benchmarks.lockstep import SHARED_TOKENS, Load, Side, Times, compare, floor
 from benchmarks.result import BenchmarkError, Result, Target, middle
+from profilemate.format import control
+from profilemate.format.folder import Folder
+from profilemate.format.session import JOURNAL_FOLDER
+from profilemate.record import recorder
 from tests.support.scheduler import write_model
 
 TARGET = Target(1.5)
@@ -50,6 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alone", action="store_true", help="each run one scheduler's")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--null", action="store_true", help="compare off with off")
+    instead.add_argument("--paused", action="store_true", help="while the recording is paused")
     instead.add_argument(
         "--vllm-metrics", type=float, metavar="SAMPLE", help="compare vLLM's KV cache metrics"
     )
@@ -81,7 +87,7 @@ def measure(options: Options) -> list[Result]:
     name, note = name_of(load, side), sorted(found)[len(found) // 2][2]
     if options.alone:
         name += ", alone"
-    if not side.profiling:
+    if not side.profiling or options.paused:
         return [middle(name, [whole for whole, _, _ in found], "%", None, note)]
     return [
         middle(name, [whole for whole, _, _ in found], "%", TARGET, note),
@@ -103,6 +109,8 @@ def chosen_load(options: Options) -> Load:
 def chosen_side(options: Options) -> Side:
     if options.null:
         return Side("off again")
+    if options.paused:
+        return Side("paused", profiling=True, begin=pause, check=check_pause)
     if options.vllm_metrics is not None:
         return vllm_metrics(options.vllm_metrics)
     if options.vllm_events:
@@ -112,7 +120,7 @@ def chosen_side(options: Options) -> Side:
 
 def name_of(load: Load, side: Side) -> str:
     what = f"{load.prompt:,}-token prompts" if load.prompt else f"{load.running:,} running"
-    return f"scheduler loop, {what}" + ("" if side.profiling else f": {side.name}")
+    return f"scheduler loop, {what}" + ("" if side.name == "on" else f": {side.name}")
 
 
 def describe(off: Times, on: Times) -> tuple[float, float, str]:
@@ -137,6 +145,28 @@ def check_session(steps: int, _collected: int) -> int:
     writing_sec: float = sessions.wait_until_complete(session)["cost"]["writing_sec"]
     sessions.check_steps(session, steps)
     shutil.rmtree(session)
+    return round(1e9 * writing_sec)
+
+
+def pause(_scheduler: Any) -> None:
+    """Have the recording paused from the first step on."""
+    session = sessions.only(Path(os.environ["VLLM_PROFILING_DIR"]))
+    with Folder.own(session / JOURNAL_FOLDER) as journals:
+        control.ask(journals, paused=True)
+    for recording in recorder._living():
+        recording.wants_pause = True
+
+
+def check_pause(_steps: int, _collected: int) -> int:
+    """One step was recorded, and then nothing; returns the processor time of the thread."""
+    session = sessions.only(Path(os.environ["VLLM_PROFILING_DIR"]))
+    known = sessions.wait_until_complete(session)
+    sessions.check_steps(session, 1)
+    ((_, end),) = known["processes"][0]["pauses"]
+    if end is not None:
+        raise BenchmarkError("the recording went on")
+    shutil.rmtree(session)
+    writing_sec: float = known["cost"]["writing_sec"]
     return round(1e9 * writing_sec)
 
 

@@ -124,13 +124,25 @@ def held(columns: Columns, event: Event) -> None:
 
 
 def resumed(columns: Columns, event: Event) -> None:
-    """``time, numbers, lists, hashes``: Op.RESUME."""
-    _, op, time, numbers, lists, hashes = event
+    """``time, running, waiting, standing, group_of, hash_bytes``: Op.RESUME. ``standing`` has the
+    id, the holders and vLLM's hash of each block that has either; the functions say what is in a
+    hash."""
+    _, op, time, running, waiting, standing, group_of, hash_bytes = event
+    held = [block for block, holders, _ in standing if holders > 0]
+    again = [block for block, holders, _ in standing for _ in range(holders - 1)]
+    by_group: dict[int, list[tuple[int, bytes]]] = {}
+    for block, _, block_hash in standing:
+        if block_hash is not None:
+            entry = block, hash_bytes(block_hash)
+            by_group.setdefault(group_of(block_hash), []).append(entry)
+    groups = sorted(by_group)
     columns.ops.append(op)
     columns.times.append(time)
-    columns.numbers.extend(numbers)
-    columns.ids.extend(lists)
-    columns.hashes.extend(hashes)
+    columns.numbers.extend((running, waiting, len(groups), *groups))
+    columns.ids.extend((held, again))
+    for group in groups:
+        columns.ids.append([block for block, _ in by_group[group]])
+        columns.hashes.extend(each for _, each in by_group[group])
 
 
 def finished(columns: Columns, event: Event) -> None:

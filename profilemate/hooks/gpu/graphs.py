@@ -128,7 +128,7 @@ class Graphs:
                 self.timer.give_up()
             recorder.keep((encode.once, Op.PAUSE, _now(), ()))
         else:
-            recorder.keep((encode.resumed, Op.RESUME, _now(), (0, 0, 0), [(), ()], ()))
+            recorder.keep((encode.resumed, Op.RESUME, _now(), 0, 0, (), None, None))
         recorder.is_paused = paused
         recorder.step_ended()
 

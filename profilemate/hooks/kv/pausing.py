@@ -9,7 +9,6 @@ stand: the requests that are there, and each pool's blocks.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,9 @@ from profilemate.hooks.kv.steps import Steps
 from profilemate.messages import say
 from profilemate.record import encode
 from profilemate.record.recorder import Recorder
+
+BLOCK_BYTES = 200
+"""What a block's state takes in memory, until it is in the journal."""
 
 
 class Pausing:
@@ -112,26 +114,11 @@ def _waiting(scheduler: Any) -> int:
 def _state(pool: Any, number: int, counts: tuple[int, int]) -> tuple[encode.Event, int]:
     """The blocks of one pool as Op.RESUME, and about how many bytes that is."""
     null = getattr(pool, "null_block", None)
-    blocks = [block for block in pool.blocks if block is not null]
-    held = [block.block_id for block in blocks if block.ref_cnt > 0]
-    again = [
-        block.block_id for block in blocks if block.ref_cnt > 1 for _ in range(block.ref_cnt - 1)
+    standing = [
+        (block.block_id, block.ref_cnt, block_hash)
+        for block in pool.blocks
+        if ((block_hash := block.block_hash) is not None or block.ref_cnt > 0) and block is not null
     ]
-    by_group: defaultdict[int, list[int]] = defaultdict(list)
-    hashes: defaultdict[int, list[bytes]] = defaultdict(list)
-    for block in blocks:
-        block_hash = block.block_hash
-        if block_hash is not None:
-            group = group_of(block_hash)
-            by_group[group].append(block.block_id)
-            hashes[group].append(hash_bytes(block_hash))
-    groups = sorted(by_group)
-    event = (
-        encode.resumed,
-        op_of(Op.RESUME, number),
-        time.monotonic_ns(),
-        (*counts, len(groups), *groups),
-        [held, again, *(by_group[group] for group in groups)],
-        [each for group in groups for each in hashes[group]],
-    )
-    return event, 32 * (len(held) + len(again)) + 64 * sum(map(len, by_group.values()))
+    op, now = op_of(Op.RESUME, number), time.monotonic_ns()
+    event = encode.resumed, op, now, *counts, standing, group_of, hash_bytes
+    return event, BLOCK_BYTES * len(standing)

@@ -400,7 +400,7 @@ def _about(session: Session) -> About:
         duration_sec=session.end_sec,
         begin_sec=session.begin_sec,
         window=session.window,
-        stretch=session.stretch,
+        period=session.period,
         snapshot=session.snapshot,
         siblings=tuple(
             other.name for other in siblings(session.directory) if other != session.directory

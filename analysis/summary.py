@@ -30,7 +30,7 @@ from analysis.requests.requests import Requests
 from analysis.requests.scheduling import Scheduling
 from analysis.requests.waiting import Waiting
 from analysis.tables.facts import Cost, Facts
-from analysis.tables.pauses import Stretch
+from analysis.tables.pauses import Period
 from analysis.tables.run_totals import RunTotals
 from analysis.tables.session import State
 from analysis.tables.snapshot import Snapshot
@@ -47,7 +47,7 @@ class About:
     ``note``: one sentence where the session is not complete, another user's or a snapshot.
     ``duration_sec``: from its beginning to the last event in its tables. ``begin_sec``: where all
     figures but the cost begin: at the end of the warm-up, or of what was removed. ``window``: what
-    is left of a run whose oldest segments were removed, else None. ``stretch``: between which
+    is left of a run whose oldest segments were removed, else None. ``period``: between which
     pauses of the recording all figures but the cost are, None where it never paused. ``snapshot``:
     of which session it is one, else None. ``siblings``: the names of the other sessions that the
     same program left beside it. ``marks``: the moments that the user marked, warm-up included.
@@ -62,7 +62,7 @@ class About:
     duration_sec: float
     begin_sec: float
     window: Window | None
-    stretch: Stretch | None
+    period: Period | None
     snapshot: Snapshot | None
     siblings: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()

@@ -2,7 +2,7 @@
 """When was a session recorded, where its user paused the recording?
 
 What happened during a pause is not known, and nothing of before it says how things stood after it.
-So figures are of one stretch between two pauses, the last one if none is asked for. Each engine
+So figures are of one period between two pauses, the last one if none is asked for. Each engine
 writes at the end of a pause how things stand, and what it wrote before that counts no more.
 """
 
@@ -18,10 +18,10 @@ from analysis.tables.metadata import listed, number, parts, whole
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Period:
     """What was recorded between two pauses.
 
-    ``number``: of ``count`` stretches, from 1 on. ``begin_sec``: when all processes recorded;
+    ``number``: of ``count`` periods, from 1 on. ``begin_sec``: when all processes recorded;
     ``end_sec``: when the first one paused, None where none has. ``since``: by engine, the end of
     its own last pause before. ``paused_sec``: how long the pauses before and after it were, those
     that are over.
@@ -43,11 +43,11 @@ class _Pause:
     end_sec: float
 
 
-def stretch(metadata: Mapping[str, Any], asked: int | None = None) -> Stretch | None:
-    """The stretch of this number, or the last one; None where the recording was never paused.
+def period(metadata: Mapping[str, Any], asked: int | None = None) -> Period | None:
+    """The period of this number, or the last one; None where the recording was never paused.
 
     Raises:
-        SessionError: there is no stretch of this number.
+        SessionError: there is no period of this number.
 
     """
     pauses = sorted(_pauses(metadata), key=lambda pause: pause.begin_sec)
@@ -56,7 +56,7 @@ def stretch(metadata: Mapping[str, Any], asked: int | None = None) -> Stretch | 
     count = len(holes) + goes_on
     if asked is not None and not 1 <= asked <= count:
         there = f"1 to {count}" if count > 1 else "1, as it was never paused"
-        raise SessionError(f"there is no stretch {asked}; the recording has {there}")
+        raise SessionError(f"there is no period {asked}; the recording has {there}")
     if not holes:
         return None
     place = (count if asked is None else asked) - 1
@@ -67,7 +67,7 @@ def stretch(metadata: Mapping[str, Any], asked: int | None = None) -> Stretch | 
         if pause.role == "engine" and pause.end_sec <= begin:
             since[pause.rank] = max(pause.end_sec, since.get(pause.rank, 0.0))
     over = sum(until - began for began, until in holes if until < inf)
-    return Stretch(place + 1, count, begin, end, since, over)
+    return Period(place + 1, count, begin, end, since, over)
 
 
 def paused_now(metadata: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ from analysis.tables.find import find_session
 from analysis.tables.metadata import part, text, wall_clock
 from analysis.tables.metadata import read as metadata_of
 from analysis.tables.owner import another as owner_of_another
-from analysis.tables.pauses import Stretch
+from analysis.tables.pauses import Period
 from analysis.tables.pieces import Piece
 from analysis.tables.reading import (
     Extent,
@@ -64,7 +64,7 @@ class Session:
     ``begin_sec``: the end of the warm-up, which figures leave out; 0 leaves nothing out. Never
     before the beginning of the window.
     ``window``: what is left of the run; None where all of it is.
-    ``stretch``: between which pauses of the recording the figures are; None where it never paused.
+    ``period``: between which pauses of the recording the figures are; None where it never paused.
     ``files``: what the tables are made of.
     """
 
@@ -74,7 +74,7 @@ class Session:
     note: str | None = None
     begin_sec: float = 0.0
     window: Window | None = None
-    stretch: Stretch | None = None
+    period: Period | None = None
     files: Files = field(default_factory=Files, repr=False)
 
     @cached_property
@@ -96,8 +96,8 @@ class Session:
     def after(self, begin_sec: float) -> Session:
         """The session without what came before this time, or before the beginning of the window."""
         earliest = 0.0 if self.window is None else self.window.begin_sec
-        if self.stretch is not None:
-            earliest = max(earliest, self.stretch.begin_sec)
+        if self.period is not None:
+            earliest = max(earliest, self.period.begin_sec)
         return replace(self, begin_sec=max(begin_sec, earliest))
 
     def scan(self, table: str, *, history: bool = False) -> pl.LazyFrame:
@@ -117,8 +117,8 @@ class Session:
         """
         known = TABLES[table]
         whole = self._scan(known)
-        if self.stretch is not None:
-            whole = whole.filter(_of_stretch(self.stretch, known))
+        if self.period is not None:
+            whole = whole.filter(_of_period(self.period, known))
         if history or not self.begin_sec:
             return whole
         return whole.filter(self.in_window(table))
@@ -219,7 +219,7 @@ class Session:
 
     def _kept(self, known: Table, *, history: bool) -> pl.Expr | None:
         """Which rows count; None where all do."""
-        parts = [] if self.stretch is None else [_of_stretch(self.stretch, known)]
+        parts = [] if self.period is None else [_of_period(self.period, known)]
         if self.begin_sec and not history:
             parts.append(self.in_window(known.name))
         return pl.all_horizontal(parts) if parts else None
@@ -278,10 +278,10 @@ class Session:
         """When the session ended, in seconds since it began.
 
         For a session that is not complete, the last time in any table. Never before that time.
-        Where the recording paused later, the end of the stretch.
+        Where the recording paused later, the end of the period.
         """
-        if self.stretch is not None and self.stretch.end_sec is not None:
-            return self.stretch.end_sec
+        if self.period is not None and self.period.end_sec is not None:
+            return self.period.end_sec
         last = max((self._last_time(table) for table in TABLES.values()), default=0.0)
         if self.state != "complete":
             return last
@@ -372,19 +372,19 @@ class Session:
         return SessionError(f"{fault.path}, line {fault.line}: {fault.what}; {remedy}")
 
 
-def _of_stretch(stretch: Stretch, known: Table) -> pl.Expr:
-    """Which rows of a table are of this stretch of the recording."""
+def _of_period(period: Period, known: Table) -> pl.Expr:
+    """Which rows of a table are of this period of the recording."""
     time = pl.col(known.time) * known.time_unit
     parts = [pl.lit(True)]
-    if "engine" in known.columns and stretch.since:
+    if "engine" in known.columns and period.since:
         since = pl.col("engine").replace_strict(
-            dict(stretch.since), default=0.0, return_dtype=pl.Float64
+            dict(period.since), default=0.0, return_dtype=pl.Float64
         )
         parts.append(time >= since)
-    if stretch.end_sec is not None:
-        parts.append(time.fill_null(0.0) <= stretch.end_sec)
+    if period.end_sec is not None:
+        parts.append(time.fill_null(0.0) <= period.end_sec)
         if "finish_sec" in known.columns:
-            parts.append(pl.col("finish_sec") <= stretch.end_sec)
+            parts.append(pl.col("finish_sec") <= period.end_sec)
     return pl.all_horizontal(parts)
 
 
@@ -404,7 +404,7 @@ def open_session(
     after_sec: float = 0.0,
     after_requests: int = 0,
     after_mark: str | None = None,
-    stretch: int | None = None,
+    period: int | None = None,
 ) -> Session:
     """Open a session.
 
@@ -419,11 +419,11 @@ def open_session(
         after_requests: leave out what came before the arrival of the request that follows the
             first so many. With ``after_sec``, the later moment counts.
         after_mark: leave out what came before the user made this mark.
-        stretch: the part of the recording between two pauses, counted from 1; None for the last.
+        period: the part of the recording between two pauses, counted from 1; None for the last.
 
     Raises:
         SessionError: there is no session, its metadata cannot be read or is of another format,
-            nothing is left of it, there is no such stretch, or the warm-up is not a number from 0
+            nothing is left of it, there is no such period, or the warm-up is not a number from 0
             on.
 
     """
@@ -431,7 +431,7 @@ def open_session(
         raise SessionError(f"after_sec is {after_sec}; give a number of seconds from 0 on")
     if after_requests < 0:
         raise SessionError(f"after_requests is {after_requests}; give a number from 0 on")
-    session = _with_files(_opened(find_session(path), complete=complete), stretch)
+    session = _with_files(_opened(find_session(path), complete=complete), period)
     marked_sec = 0.0 if after_mark is None else marks.moment_of(session.directory, after_mark)
     asked_sec = max(after_sec, marked_sec, _arrival(session, after_requests))
     if asked_sec and asked_sec >= session.end_sec:
@@ -442,11 +442,11 @@ def open_session(
     return session.after(asked_sec)
 
 
-def _with_files(session: Session, stretch: int | None) -> Session:
+def _with_files(session: Session, period: int | None) -> Session:
     """The session with its files, and what is left of its run.
 
     Raises:
-        SessionError: a segment is missing or damaged, there is no such stretch, or nothing has come
+        SessionError: a segment is missing or damaged, there is no such period, or nothing has come
             since all before the window was removed.
 
     """
@@ -455,18 +455,18 @@ def _with_files(session: Session, stretch: int | None) -> Session:
         session,
         files=files,
         window=window.of(files, session.metadata),
-        stretch=pauses.stretch(session.metadata, stretch),
+        period=pauses.period(session.metadata, period),
     )
     if session.window is not None and session.window.begin_sec >= session.end_sec:
         raise SessionError(
             f"nothing is left of {session.directory}: what came before "
             f"{session.window.begin_sec:.6g} s was removed, and nothing has come since"
         )
-    if session.stretch is not None and session.stretch.begin_sec >= session.end_sec:
+    if session.period is not None and session.period.begin_sec >= session.end_sec:
         raise SessionError(
             f"nothing is left of {session.directory}: its recording went on at "
-            f"{session.stretch.begin_sec:.6g} s, and nothing has come since; 'profilemate summary "
-            "--stretch 1' shows what came before"
+            f"{session.period.begin_sec:.6g} s, and nothing has come since; 'profilemate summary "
+            "--period 1' shows what came before"
         )
     return session.after(0)
 

@@ -18,9 +18,9 @@ def facts(summary: Summary) -> Iterator[Fact]:
     """Its figures; none where the others are of the whole run, too, or it has not been counted."""
     run = summary.run
     about = summary.session
-    if run is None or (about.window is None and about.stretch is None):
+    if run is None or (about.window is None and about.period is None):
         return
-    with_what = "with what was removed" if about.window is not None else "with all stretches"
+    with_what = "with what was removed" if about.window is not None else "with all periods"
     yield Fact("Time", f"{duration(run.until_sec)}, {with_what}")
     yield Fact("Requests", _requests(run))
     yield Fact("Tokens", f"{run.input_tokens:,} in, {run.output_tokens:,} out")

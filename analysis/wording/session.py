@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from analysis.pool.usage import Usage, blocks_by_engine
 from analysis.summary import About
 from analysis.tables.facts import Cost, Facts
-from analysis.tables.pauses import Stretch
+from analysis.tables.pauses import Period
 from analysis.tables.session import State
 from analysis.wording.formats import byte_size, duration, seconds, with_details
 from analysis.wording.printable import printable
@@ -103,7 +103,7 @@ _MARKS = 10
 def window(about: About) -> str:
     """For how long it was looked at."""
     length = duration(about.duration_sec - about.begin_sec)
-    if about.stretch is not None:
+    if about.period is not None:
         return f"{length} from {duration(about.begin_sec)} on"
     if about.window is not None:
         return f"the last {length} of {duration(about.duration_sec)}"
@@ -112,33 +112,33 @@ def window(about: About) -> str:
 
 def paused(about: About) -> str | None:
     """Which part of the recording the figures are of; None where it never paused."""
-    stretch = about.stretch
-    if stretch is None:
+    period = about.period
+    if period is None:
         return None
-    begin = duration(stretch.begin_sec)
-    if stretch.end_sec is None:
+    begin = duration(period.begin_sec)
+    if period.end_sec is None:
         time = f"from {begin} on"
     else:
-        time = f"from {begin} to {duration(stretch.end_sec)}"
-    of = f"stretch {stretch.number} of {stretch.count}" if stretch.count > 1 else "what came before"
+        time = f"from {begin} to {duration(period.end_sec)}"
+    of = f"period {period.number} of {period.count}" if period.count > 1 else "what came before"
     said = [f"The recording was paused. The figures below are of {of}, {time}"]
-    if stretch.number > 1:
+    if period.number > 1:
         said.append(
             "What came before is not known: its prompts count as new, and blocks that were there "
             "have no lifetime"
         )
-    if stretch.count > 1:
-        said.append(f"'--stretch {_another(stretch)}' shows another one")
+    if period.count > 1:
+        said.append(f"'--period {_another(period)}' shows another one")
     return ". ".join(said)
 
 
-def _another(stretch: Stretch) -> int:
-    return stretch.number - 1 if stretch.number > 1 else stretch.number + 1
+def _another(period: Period) -> int:
+    return period.number - 1 if period.number > 1 else period.number + 1
 
 
 def removed(about: About) -> str | None:
     """Which part of the run the figures are of; None where nothing was removed."""
-    if about.window is None or (about.stretch is not None and about.stretch.number > 1):
+    if about.window is None or (about.period is not None and about.period.number > 1):
         return None
     last = f"The figures below are of the last {duration(about.duration_sec - about.begin_sec)}"
     why = "was removed to stay within VLLM_PROFILING_KEEP"
@@ -152,8 +152,8 @@ def removed(about: About) -> str | None:
 def warm_up(about: About) -> str | None:
     """What was left out as warm-up; None where nothing was."""
     kept_from = 0.0 if about.window is None else about.window.begin_sec
-    if about.stretch is not None:
-        kept_from = max(kept_from, about.stretch.begin_sec)
+    if about.period is not None:
+        kept_from = max(kept_from, about.period.begin_sec)
     if about.begin_sec <= kept_from:
         return None
     return f"the first {duration(about.begin_sec)} of {duration(about.duration_sec)}"

@@ -15,9 +15,9 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    Period,
     RequestsAfter,
     SessionArgument,
-    Stretch,
     opened,
 )
 from profilemate.commands.shared.progress import status
@@ -80,7 +80,7 @@ class CheckOptions:
     ] = False
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
-    stretch: Stretch = None
+    period: Period = None
     list_all: Annotated[bool, typer.Option("--list", help="List all measures, and exit.")] = False
     as_json: AsJson = False
 

@@ -14,8 +14,8 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    Period,
     RequestsAfter,
-    Stretch,
     opened,
 )
 from profilemate.commands.shared.progress import status
@@ -37,7 +37,7 @@ class CompareOptions:
     ]
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
-    stretch: Stretch = None
+    period: Period = None
     html: Annotated[
         Path | None,
         typer.Option(

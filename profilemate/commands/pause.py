@@ -45,6 +45,11 @@ def pause(options: PauseOptions) -> int:
     An engine that has nothing to do has no step. It pauses with its next one.
 
     \b
+    Examples:
+      profilemate pause            the newest session
+      profilemate pause ~/runs     the newest one in this folder
+
+    \b
     Exit codes:
       0   asked for; where a process has not done it yet, a line on stderr says so
       2   no such session, it has ended, or it is another user's
@@ -56,8 +61,13 @@ def resume(options: PauseOptions) -> int:
     """Go on recording after 'profilemate pause'.
 
     Each engine records again from the end of its next step on, after it has noted how its blocks
-    and requests stand. What happened in the pause is not known: figures are of one stretch between
-    two pauses ('profilemate summary --stretch 1' shows the first one).
+    and requests stand. What happened in the pause is not known: figures are of one period between
+    two pauses.
+
+    \b
+    Examples:
+      profilemate resume
+      profilemate summary --period 1     what was recorded before the pause
 
     \b
     Exit codes:

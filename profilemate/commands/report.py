@@ -13,9 +13,9 @@ from profilemate.commands.shared.files import writable, write
 from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
+    Period,
     RequestsAfter,
     SessionArgument,
-    Stretch,
     opened,
 )
 from profilemate.commands.shared.progress import status
@@ -39,7 +39,7 @@ class ReportOptions:
     ] = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
-    stretch: Stretch = None
+    period: Period = None
 
 
 def report(options: ReportOptions) -> int:

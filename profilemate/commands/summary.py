@@ -12,9 +12,9 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    Period,
     RequestsAfter,
     SessionArgument,
-    Stretch,
     opened,
 )
 from profilemate.commands.shared.progress import status
@@ -26,7 +26,7 @@ class SummaryOptions:
     session: SessionArgument = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
-    stretch: Stretch = None
+    period: Period = None
     every: Annotated[
         bool,
         typer.Option(

@@ -15,8 +15,8 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    Period,
     RequestsAfter,
-    Stretch,
     opened,
 )
 from profilemate.commands.shared.progress import status
@@ -115,7 +115,7 @@ class WhatifOptions:
     ] = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
-    stretch: Stretch = None
+    period: Period = None
     as_json: AsJson = False
 
 
@@ -203,9 +203,9 @@ def _requests(options: WhatifOptions) -> tuple[Session | None, Workload]:
 
     source = options.source
     if source is not None and source.is_file():
-        if options.after != FROM_THE_BEGINNING or options.requests_after or options.stretch:
+        if options.after != FROM_THE_BEGINNING or options.requests_after or options.period:
             raise RuleError(
-                "--after, --requests-after and --stretch: a trace has no warm-up to leave out; "
+                "--after, --requests-after and --period: a trace has no warm-up to leave out; "
                 "take its first lines out of the file"
             )
         return None, workload.read_workload(source)

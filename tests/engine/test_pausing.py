@@ -33,8 +33,8 @@ SHORTEST, KEEPER = 100, 40
 class Paused:
     """A session with two pauses, of which the second never ended.
 
-    ``hits``: tokens that vLLM's prefix cache had found at the end of the first stretch, of the
-    pause, and of the second stretch. ``grown_bytes``: by how much the journal grew in the pause.
+    ``hits``: tokens that vLLM's prefix cache had found at the end of the first period, of the
+    pause, and of the second period. ``grown_bytes``: by how much the journal grew in the pause.
     """
 
     session: Path
@@ -171,14 +171,14 @@ def test_nothing_is_recorded_in_a_pause(paused: Paused) -> None:
         assert [time for time in times if end < time]
 
 
-@pytest.mark.parametrize("stretch", [1, 2])
-def test_hits_are_those_that_vllm_counted(paused: Paused, stretch: int) -> None:
-    before, after = (0.0, paused.hits[0]) if stretch == 1 else paused.hits[1:]
-    found = summary(paused.session, stretch)["prefix_cache"]["true"]["hit_tokens"]
+@pytest.mark.parametrize("period", [1, 2])
+def test_hits_are_those_that_vllm_counted(paused: Paused, period: int) -> None:
+    before, after = (0.0, paused.hits[0]) if period == 1 else paused.hits[1:]
+    found = summary(paused.session, period)["prefix_cache"]["true"]["hit_tokens"]
     assert found == after - before > 0
 
 
-def test_requests_are_those_of_the_stretches(paused: Paused) -> None:
+def test_requests_are_those_of_the_periods(paused: Paused) -> None:
     """And none of the request that ran when the recording paused, or went on."""
     (begin, end), _ = pauses(paused.session)
     rows = engine.requests(paused.session)
@@ -190,29 +190,29 @@ def test_requests_are_those_of_the_stretches(paused: Paused) -> None:
     assert lengths == {(late, SHORTEST + n): 1 for late in (False, True) for n in range(PROMPTS)}
     for row in rows:
         assert row["timestamp"] / 1e3 > end or row["finish_sec"] < begin
-    for stretch in (1, 2):
-        found = summary(paused.session, stretch)
-        since, until = (0.0, begin) if stretch == 1 else (end, float("inf"))
+    for period in (1, 2):
+        found = summary(paused.session, period)
+        since, until = (0.0, begin) if period == 1 else (end, float("inf"))
         inside = [row for row in rows if since <= row["timestamp"] / 1e3 < until]
         assert found["requests"]["ended"] == len(inside)
         assert found["warnings"] == []
 
 
-def test_the_summary_says_which_stretch_it_is_of(paused: Paused) -> None:
+def test_the_summary_says_which_period_it_is_of(paused: Paused) -> None:
     said = profilemate("summary", str(paused.session))
-    assert "The recording was paused. The figures below are of stretch 2 of 2" in " ".join(
+    assert "The recording was paused. The figures below are of period 2 of 2" in " ".join(
         said.split()
     )
     assert "in the pause" in said
     running = json.loads(paused.said["summary of running"])
-    assert running["session"]["stretch"]["number"] == 2
+    assert running["session"]["period"]["number"] == 2
     assert running["session"]["begin_sec"] == pauses(paused.session)[0][1]
 
 
 @cache
-def summary(session: Path, stretch: int) -> dict[str, Any]:
+def summary(session: Path, period: int) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
-        profilemate("summary", "--json", "--stretch", str(stretch), str(session))
+        profilemate("summary", "--json", "--period", str(period), str(session))
     )
     return found
 

@@ -28,9 +28,9 @@ from tests.kv.recording import (
     journal_of,
     make_tables,
     only_session,
-    recorded,
 )
 from tests.kv.workload import Driver, Setting, busy, scheduler_for
+from tests.support.oracle import Oracle
 
 SETTING = Setting(blocks=24, max_num_seqs=5, max_num_batched_tokens=128, policy="priority")
 
@@ -46,10 +46,10 @@ class Recording:
 
 @pytest.fixture(scope="module")
 def recording(model: Path, hooks_on: None, tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    """The process ended in good order, with its work half done."""
+    """The process ended in good order, with its work half done. Each step is a frame."""
     folder = tmp_path_factory.mktemp("recording")
     clock = Clock()
-    with recorded(folder, clock) as oracle:
+    with Oracle().watching() as oracle, hooks_only(folder, clock, thread=False):
         driver = Driver(scheduler_for(model, SETTING), oracle, clock, SETTING)
         for operation in busy():
             driver.do(operation)

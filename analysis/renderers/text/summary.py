@@ -91,8 +91,8 @@ def _header(about: About) -> Iterator[Line]:
         yield from wrapped(f"{unfinished(about.state)}: ", about.note or "", "warning", "")
     elif about.note:
         yield from wrapped("Note: ", about.note, "warning", "")
-    if (stretch := paused(about)) is not None:
-        yield from wrapped("Paused: ", f"{stretch}.", "warning", "")
+    if (period := paused(about)) is not None:
+        yield from wrapped("Paused: ", f"{period}.", "warning", "")
     if (left := removed(about)) is not None:
         yield from wrapped("Window: ", f"{left}.", "warning", "")
     if (left_out := warm_up(about)) is not None:

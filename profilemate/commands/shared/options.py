@@ -48,10 +48,10 @@ RequestsAfter = Annotated[
         show_default=False,
     ),
 ]
-Stretch = Annotated[
+Period = Annotated[
     int | None,
     typer.Option(
-        "--stretch",
+        "--period",
         metavar="N",
         parser=whole,
         help="Of a recording that was paused: the N-th part between two pauses. "
@@ -70,7 +70,7 @@ class Part(Protocol):
     @property
     def requests_after(self) -> int: ...
     @property
-    def stretch(self) -> int | None: ...
+    def period(self) -> int | None: ...
 
 
 def opened(session: Path | None, options: Part) -> Session:
@@ -87,5 +87,5 @@ def opened(session: Path | None, options: Part) -> Session:
         after_sec=options.after.sec,
         after_mark=options.after.mark,
         after_requests=options.requests_after,
-        stretch=options.stretch,
+        period=options.period,
     )

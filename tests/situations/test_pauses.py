@@ -21,10 +21,20 @@ OF_BLOCKS_THAT_WERE_THERE = (
     *(".lifetimes.lifetime.", ".lifetimes.idle.", ".lifetimes.evictable."),
     *(".ages.at_eviction.", ".ages.at_hit."),
     *(".evictions.by_origin.", ".evictions.reuse_counts[", ".evictions.total.never_reused"),
-    *(".evictions.by_reason.reallocated.never_reused", ".evictions.by_engine.0.never_reused"),
-    ".evictions.by_group.0.never_reused",
+    *(
+        f".evictions.by_{split}.never_reused"
+        for split in (
+            "reason.reallocated",
+            "reason.explicit",
+            "reason.reset",
+            "engine.0",
+            "group.0",
+        )
+    ),
 )
 OF_THE_RUN = (".run.", ".cost.", ".session.period")
+# Idle steps of up to a second are one row, which has the time of the first.
+OF_IDLE_STEPS = (".preemptions.steps", ".scheduling.idle_steps")
 OF_REQUESTS_THAT_WERE_THERE = (
     # Nothing says what they lost before; and a waiting one may have been looked up before.
     *(".preemptions.", ".prefix_cache.repeated.", ".waiting."),
@@ -55,7 +65,7 @@ def test_an_engine_that_was_idle_at_both_ends(model: Path, tmp_path: Path) -> No
     operations = drained * 3
     switches = [len(drained) - 1, 2 * len(drained) - 1]
     both = recorded(model, operations, switches, tmp_path)
-    known = (*WITHOUT_HISTORY, *OF_BLOCKS_THAT_WERE_THERE, *OF_THE_RUN)
+    known = (*WITHOUT_HISTORY, *OF_BLOCKS_THAT_WERE_THERE, *OF_THE_RUN, *OF_IDLE_STEPS)
     assert unexpected(both, *known) == []
 
 
@@ -66,6 +76,7 @@ def test_an_engine_in_the_midst_of_its_work(model: Path, tmp_path: Path) -> None
         *OF_BLOCKS_THAT_WERE_THERE,
         *OF_THE_RUN,
         *OF_REQUESTS_THAT_WERE_THERE,
+        *OF_IDLE_STEPS,
     )
     assert unexpected(both, *known) == []
 

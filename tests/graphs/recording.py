@@ -47,7 +47,7 @@ class Recorded:
     ``captures`` has the number of the entry of each graph and what it took in KiB, None where that
     is not known; ``replays`` the entry's number and the graphs, of those outside executions;
     ``times`` what executions took to launch, and on the GPU if that was measured, in nanoseconds;
-    ``order`` when they ended.
+    ``order`` when they ended; ``turns`` the pauses, and what ended them.
     """
 
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -56,6 +56,7 @@ class Recorded:
     replays: list[tuple[int, int]] = field(default_factory=list)
     times: list[tuple[int, int | None]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
+    turns: list[Op] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
     replayed_entries: list[int] = field(default_factory=list)
 
@@ -111,6 +112,8 @@ def read(journal: Path) -> Recorded:
             found.replayed_entries.append(entry)
             found.times.append((launch, gpu - 1 if gpu else None))
             found.order.append(ended)
+        elif op in (Op.PAUSE, Op.RESUME):
+            found.turns.append(Op(op))
         elif op != Op.LOST:
             assert op == Op.REPLAY
             found.replays.append((event[1], event[2]))

@@ -50,15 +50,21 @@ class Part:
     def _lose(self, where: str, error: BaseException) -> None:
         lost = [part for part in (self, *self._carried) if not part.lost]
         for part in lost:
-            part.leave()
+            part.lost = True
+            part._take_away()
+            part._on_loss()
         if self in lost:
             self._recorder.lose([part._name for part in lost], where, error)
 
-    def leave(self) -> None:
-        """Take the hooks of this part away, which is lost from now on."""
+    def stay_lost(self) -> None:
+        """The part was lost before, and has been said to be."""
         self.lost = True
-        self._take_away()
         self._on_loss()
+
+    def leave_if_lost(self) -> None:
+        """Take the hooks of a part away that is lost."""
+        if self.lost:
+            self._take_away()
 
     @contextlib.contextmanager
     def attaching(self) -> Iterator[None]:

@@ -7,10 +7,12 @@ with pauses. What the second cannot know, it says so: no figure of it is another
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profilemate.format import control
+from profilemate.format.folder import Folder
+from profilemate.hooks.instances import is_hook
 from profilemate.record import recorder
 from tests.kv import workload
-from tests.kv.recording import Clock, Row, Tables, found, hooks_only, make_tables, only_session
+from tests.kv.children import said
+from tests.kv.recording import (
+    PATIENCE_SEC,
+    Clock,
+    Row,
+    Tables,
+    found,
+    hooks_only,
+    make_tables,
+    only_session,
+    wait_until_written,
+)
+from tests.kv.test_lost_parts import remove
+from tests.kv.test_writer import wait_for
 from tests.kv.workload import Driver, Operation, Setting, busy, scheduler_for
 from tests.support.oracle import Oracle
 
@@ -312,3 +330,158 @@ def run(model: Path, setting: Setting, operations: list[Operation], switches: li
     """Record the operations twice, and compare."""
     with tempfile.TemporaryDirectory() as folder:
         check(pair(model, setting, operations, switches, Path(folder)))
+
+
+def ask(session: Path, *, paused: bool) -> None:
+    with Folder.own(session / "journal") as journals:
+        control.ask(journals, paused=paused)
+
+
+def step_until(scheduler: Any, is_done: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE_SEC
+    while not is_done():
+        assert time.monotonic() < give_up
+        scheduler.schedule()
+        time.sleep(0.005)
+
+
+def test_the_thread_sees_what_the_user_asks_for(model: Path, tmp_path: Path) -> None:
+    """While the engine has steps, and while it has none."""
+    with hooks_only(tmp_path):
+        scheduler = scheduler_for(model, SETTING)
+        session = only_session(tmp_path)
+        (recording,) = recorder._living()
+        pool = scheduler.kv_cache_manager.block_pool
+        hooks = {name for name, value in vars(pool).items() if is_hook(value)}
+        assert len(hooks) > 3
+        step_until(scheduler, lambda: recording.waiting == 0)
+        ask(session, paused=True)
+        step_until(scheduler, lambda: recording.is_paused)
+        hooked = [name for name in dir(scheduler) if is_hook(getattr(scheduler, name, None))]
+        assert hooked == ["schedule"]
+        assert not hooks & set(vars(pool))
+        # Nothing is written meanwhile, so that nothing wakes the thread.
+        wait_until_written()
+        ask(session, paused=False)
+        wait_for(lambda: not recording.wants_pause)
+        assert recording.is_paused
+        scheduler.schedule()
+        assert not recording.is_paused
+        assert {name for name, value in vars(pool).items() if is_hook(value)} == hooks
+        # Asked for and taken back before there was a step: there is no pause.
+        ask(session, paused=True)
+        step_until(scheduler, lambda: recording.wants_pause or recording.is_paused)
+        del scheduler, pool
+    tables = make_tables(session, tmp_path / "tables")
+    assert len(tables.metadata["processes"][0]["pauses"]) in (1, 2)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"paused": 1}', b'{"paused": "yes"}', b"x" * 10_000, b"[" * 9_000],
+)
+def test_odd_requests_change_nothing(tmp_path: Path, content: bytes) -> None:
+    asked = control.Asked(tmp_path)
+    path = tmp_path / control.CONTROL_FILE
+    assert not asked.is_paused()
+    path.write_bytes(content)
+    assert not asked.is_paused()
+    path.write_text('{"paused": true}')
+    assert asked.is_paused()
+    path.write_bytes(content)
+    assert asked.is_paused() == (content not in (b'{"paused": 1}', b'{"paused": "yes"}'))
+
+
+def test_links_and_folders_are_no_requests(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text('{"paused": true}')
+    for number, make in enumerate(
+        (lambda at: at.symlink_to(elsewhere), lambda at: at.mkdir(), os.mkfifo)
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        make(folder / control.CONTROL_FILE)
+        assert not control.Asked(folder).is_paused()
+
+
+def test_without_a_thread_nobody_could_go_on(model: Path, tmp_path: Path) -> None:
+    with hooks_only(tmp_path, thread=False):
+        scheduler = scheduler_for(model, SETTING)
+        session = only_session(tmp_path)
+        ask(session, paused=True)
+        (recording,) = recorder._living()
+        scheduler.schedule()
+        assert not (recording.wants_pause or recording.is_paused)
+
+
+def test_a_pool_that_does_not_list_its_blocks(model: Path, tmp_path: Path) -> None:
+    """One line, and the recording goes on."""
+    with said() as lines, hooks_only(tmp_path):
+        scheduler = scheduler_for(model, SETTING)
+        session = only_session(tmp_path)
+        blocks = vars(scheduler.kv_cache_manager.block_pool).pop("blocks")
+        (recording,) = recorder._living()
+        for _ in range(3):
+            recording.wants_pause = True
+            scheduler.schedule()
+            assert not recording.is_paused
+        scheduler.kv_cache_manager.block_pool.blocks = blocks
+        del scheduler
+    assert lines == ["profilemate: engine 0: the recording cannot be paused with this block pool"]
+    assert make_tables(session, tmp_path / "tables").metadata["complete"]
+
+
+def test_a_recording_that_cannot_go_on(model: Path, tmp_path: Path) -> None:
+    """One line, and vLLM goes on; what came before the pause stays."""
+    clock = Clock()
+    with said() as lines, Oracle().watching() as oracle, hooks_only(tmp_path, clock, thread=False):
+        driver = Driver(scheduler_for(model, SETTING), oracle, clock, SETTING)
+        session = only_session(tmp_path)
+        (recording,) = recorder._living()
+        operations = busy()
+        for number, operation in enumerate(operations[:60]):
+            recording.wants_pause = 20 <= number < 30
+            if number == 30:
+                pool = driver.scheduler.kv_cache_manager.block_pool
+                blocks, pool.blocks = pool.blocks, None
+                driver.scheduler.schedule()
+                pool.blocks = blocks
+            driver.do(operation)
+        driver.drain()
+    (line,) = lines
+    assert line.startswith("profilemate: engine 0: recording stopped, resuming failed (TypeError")
+    tables = make_tables(session, tmp_path / "tables")
+    assert not tables.metadata["complete"]
+    ((begin, end),) = tables.metadata["processes"][0]["pauses"]
+    assert end is None
+    assert max(row["timestamp_sec"] for row in tables.rows("scheduler_steps.csv")) <= begin
+
+
+def test_what_was_lost_before_stays_lost(model: Path, tmp_path: Path) -> None:
+    """It is said once, and the rest is recorded after the pause, too."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    clock = Clock()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        said() as lines,
+        Oracle().watching() as oracle,
+        hooks_only(tmp_path, clock, thread=False),
+    ):
+        remove(patch, KVCacheManager, "get_computed_blocks")
+        driver = Driver(scheduler_for(model, SETTING), oracle, clock, SETTING)
+        session = only_session(tmp_path)
+        (recording,) = recorder._living()
+        for number, operation in enumerate(busy()[:80]):
+            recording.wants_pause = 40 <= number < 50
+            driver.do(operation)
+        driver.drain()
+    (line,) = lines
+    assert "no longer recorded: prefix_cache_lookups.csv" in line
+    tables = make_tables(session, tmp_path / "tables")
+    (process,) = tables.metadata["processes"]
+    assert (process["mismatches"], set(process["lost"])) == (0, {"lookups"})
+    ((_, end),) = process["pauses"]
+    assert not tables.rows(_LOOKUPS)
+    for table in (_USAGE, _EVICTIONS, "kv_cache_allocations.csv"):
+        assert max(row["timestamp_sec"] for row in tables.rows(table)) > end

@@ -26,6 +26,7 @@ from profilemate.collector.tables import COLUMNS
 from profilemate.format import journal, processes
 from profilemate.format.errors import SessionError
 from profilemate.format.keep import ALL, Keep
+from profilemate.record import recorder
 from tests.analysis.test_segments import differences, said
 from tests.collector.journals import OF_WORKERS, EngineJournal, WorkerJournal
 from tests.collector.test_following import write_story
@@ -36,6 +37,8 @@ from tests.support.oracle import Oracle
 
 SETTING = Setting(blocks=24, max_num_seqs=5, max_num_batched_tokens=128, policy="priority")
 FILE_BYTES = 6_000
+PAUSED = range(60, 66)
+"""Operations during which the recording is paused."""
 ALL_TABLES = (*TABLES, *OF_WORKERS)
 
 
@@ -64,7 +67,9 @@ def recording(model: Path, hooks_on: None, tmp_path_factory: pytest.TempPathFact
     ):
         patch.setattr(journal, "FILE_BYTES", FILE_BYTES)
         driver = Driver(scheduler_for(model, SETTING), oracle, clock, SETTING)
-        for operation in busy():
+        (recording,) = recorder._living()
+        for number, operation in enumerate(busy()):
+            recording.wants_pause = number in PAUSED
             driver.do(operation)
     session = only_session(folder)
     assert len(list((session / "journal").glob("*.journal"))) > 5

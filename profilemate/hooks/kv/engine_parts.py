@@ -23,7 +23,12 @@ class EngineParts:
         return self.blocks, self.frees, self.lookups, self.requests, self.updates
 
     def stay_lost(self, earlier: EngineParts) -> None:
-        """Of an earlier recording of the same engine, what was lost is lost in this one, too."""
+        """What was lost in an earlier recording of the same engine is lost in this one, too."""
         for part, before in zip(self.all, earlier.all, strict=True):
-            if before.lost and not part.lost:
-                part.leave()
+            if before.lost:
+                part.stay_lost()
+
+    def leave_lost(self) -> None:
+        """Take the hooks of all parts away that are lost."""
+        for part in self.all:
+            part.leave_if_lost()

@@ -83,6 +83,8 @@ def _attach(
         next_number=earlier[0].next_number if earlier is not None else 0,
     )
     parts = EngineParts(recorder, requests)
+    if earlier is not None:
+        parts.stay_lost(earlier[1])
     recorded_steps = steps.Steps(scheduler, pools, recorder, parts, requests, tabled=tabled)
     context = block_pool.FreeContext()
     this, pools_of = reference(scheduler), [reference(pool) for pool in pools]
@@ -113,8 +115,7 @@ def _attach(
         )
     with parts.lookups.attaching():
         kv_cache_manager.watch_lookups(manager, parts.lookups, requests)
-    if earlier is not None:
-        parts.stay_lost(earlier[1])
+    parts.leave_lost()
     owners = {
         targets.POOL: pools,
         targets.MANAGER: [manager],

@@ -40,7 +40,7 @@ from tests.kv.recording import (
 )
 from tests.kv.test_lost_parts import remove
 from tests.kv.test_writer import wait_for
-from tests.kv.workload import Driver, Operation, Setting, busy, scheduler_for
+from tests.kv.workload import Driver, Operation, Setting, Steps, busy, scheduler_for
 from tests.support.oracle import Oracle
 
 pytestmark = pytest.mark.usefixtures("hooks_on")
@@ -411,7 +411,7 @@ def test_without_a_thread_nobody_could_go_on(model: Path, tmp_path: Path) -> Non
         ask(session, paused=True)
         (recording,) = recorder._living()
         scheduler.schedule()
-        assert not (recording.wants_pause or recording.is_paused)
+        assert (recording.wants_pause, recording.is_paused) == (False, False)
 
 
 def test_a_pool_that_does_not_list_its_blocks(model: Path, tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_a_recording_that_cannot_go_on(model: Path, tmp_path: Path) -> None:
             if number == 30:
                 pool = driver.scheduler.kv_cache_manager.block_pool
                 blocks, pool.blocks = pool.blocks, None
-                driver.scheduler.schedule()
+                driver.do(Steps(1))
                 pool.blocks = blocks
             driver.do(operation)
         driver.drain()

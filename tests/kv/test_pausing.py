@@ -25,7 +25,7 @@ from profilemate.format import control
 from profilemate.format.folder import Folder
 from profilemate.hooks.instances import is_hook
 from profilemate.record import recorder
-from tests.kv import workload
+from tests.kv import totals, workload
 from tests.kv.children import said
 from tests.kv.recording import (
     PATIENCE_SEC,
@@ -132,6 +132,7 @@ def check(both: Pair) -> None:
     check_lookups(both)
     check_requests(both)
     check_steps(both)
+    check_totals(both)
 
 
 def check_usage(both: Pair) -> None:
@@ -272,6 +273,55 @@ def check_steps(both: Pair) -> None:
         if row["scheduled_tokens"]
     ]
     assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
+
+
+def check_totals(both: Pair) -> None:
+    """The totals are those of the rows, and of the time in which it was recorded."""
+    tables = both.paused
+    (engine,) = totals.totals(tables.folder)["engines"]
+    moves, evictions = tables.rows("kv_cache_allocations.csv"), tables.rows(_EVICTIONS)
+    for pool in engine["pools"]:
+        for event, key in (("allocate", "allocated"), ("reuse", "reused"), ("cache", "cached")):
+            assert sum(group[f"{key}_blocks"] for group in pool["groups"]) == sum(
+                row["num_blocks"]
+                for row in moves
+                if (row["event"], row["pool"]) == (event, pool["pool"])
+            )
+        mine = [row for row in evictions if row["pool"] == pool["pool"]]
+        counted = Counter((row["group"], row["reason"], row["origin"] or "unknown") for row in mine)
+        assert counted == {
+            (each["group"], each["reason"], each["origin"]): each["blocks"]
+            for each in pool["evictions"]
+        }
+        assert sum(each["never_reused"] for each in pool["evictions"]) == sum(
+            row["reuse_count"] == 0 for row in mine
+        )
+        states = [
+            _micros(row["timestamp_sec"])
+            for row in tables.rows(_USAGE)
+            if row["pool"] == pool["pool"]
+        ]
+        end = _micros(tables.metadata["duration_sec"])
+        stood_still = sum(
+            min(until, end) - begin for begin, until in both.pauses if states and begin >= states[0]
+        )
+        lasted = end - states[0] - stood_still if states else 0
+        assert sum(pool["band_ns"].values()) == 1_000 * lasted
+    known = {"lifetime": "lifetime_sec", "idle": "idle_sec", "evictable": "evictable_sec"}
+    for name, column in {**known, "reuses": "reuse_count"}.items():
+        values = [row[column] for row in evictions if row[column] is not None]
+        total = sum(values) if name == "reuses" else 1_000 * sum(map(_micros, values))
+        assert (engine["blocks"][name]["count"], engine["blocks"][name]["sum"]) == (
+            len(values),
+            total,
+        )
+    arrived = {
+        round(row["timestamp"] * 1e3)
+        for row in both.whole.requests().values()
+        if both._is_recorded(round(row["timestamp"] * 1e3), after_last=False)
+    }
+    assert engine["requests"]["arrived"] == len(arrived)
+    assert sum(engine["requests"]["finished"].values()) == len(tables.requests())
 
 
 def _without(row: Row, *names: str) -> Row:

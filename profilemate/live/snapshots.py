@@ -12,7 +12,6 @@ from pathlib import Path
 from analysis.wording.printable import printable
 from profilemate import ROOT
 
-NO_COMMAND = "this profilemate has no command snapshot"
 _LAST_BYTES = 4096
 
 
@@ -46,8 +45,6 @@ class Snapshot:
         if code is None:
             return None
         said = self._last_lines()
-        if any("No such command" in line for line in said):
-            return NO_COMMAND
         last = said[-1] if said else f"exit code {code}"
         return f"snapshot: {last}" if code == 0 else f"no snapshot: {last}"
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from textual.widgets import Static
 
 from profilemate.live import snapshots
 from profilemate.live.app import Frame, LiveApp
+from profilemate.record import recorder
 from tests.analysis.invoke import invoke
 from tests.live.figures import totals, write
 from tests.live.running import Running
+from tests.support import segments
 from tests.support.scheduler import tokens
 
 Act = Callable[[LiveApp, Pilot[None]], Awaitable[None]]
@@ -266,12 +269,48 @@ def test_a_snapshot_shows_the_command_s_line(
     assert said == "no snapshot: No such file or directory"
 
 
-def test_a_command_that_is_not_there_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_snapshot_of_a_session_that_was_cut(
+    live: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = session(tmp_path / "session_1")
-    wrong = [*snapshots.command(folder)[1:-2], "no-such-command", str(folder)]
-    assert snapshot_says(monkeypatch, folder, *wrong) == snapshots.NO_COMMAND
+    """The real command, on the real scheduler's session."""
+    for number in range(12):
+        live.add(f"request {number}", tokens(number % 3, 100), 10)
+        live.step(20)
+    live.write()
+    live.end()
+    segments.cut_at(live.folder, 0.5, 1.0)
+    program, *command = snapshots.command(live.folder)
+    said = snapshot_says(monkeypatch, live.folder, *command, program=program)
+    path = Path(said.partition("snapshot: ")[2])
+    assert path.name.startswith(f"{live.folder.name}_snapshot_")
+    kept, whole = (
+        json.loads(invoke("summary", each, "--json").stdout) for each in (path, live.folder)
+    )
+    for key in ("usage", "allocations", "requests", "lifetimes"):
+        assert kept[key] == whole[key]
+
+
+def test_a_paused_session_says_so(live: Running) -> None:
+    (recording,) = recorder._living()
+    live.add("request", tokens(1, 100), 200)
+    live.step(5)
+    live.write()
+    assert "is paused" not in once(live)
+    recording.wants_pause = True
+    live.step(5)
+    live.write()
+    assert "the recording of engine 0 is paused: 'profilemate resume' goes on" in once(live)
+    recording.wants_pause = False
+    live.step(5)
+    live.write()
+    found = once(live)
+    assert "is paused" not in found
+    assert "as the recording was paused" in found
+
+
+def once(live: Running) -> str:
+    """What one look shows, in one line."""
+    return " ".join(invoke("live", live.folder, "--once").stdout.split())
 
 
 def test_without_textual_a_line_says_what_to_install(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ class BlockRows:
         self._last_usage[number] = state
         of = self._usage_blocks[number]
         usage = f"{100 * (1 - free / of) if of else 0.0:.2f}"
-        self._totals.used(number, time, float(usage), held, cached)
+        totals = self._totals
+        totals.changes.append((totals.pools[number], time, usage, held, cached))
         row = (
             f"{when},{usage},{held},{pool.total},{cached},{pool.num_free},"
             f"{running},{waiting},{self._rank},{number}"
@@ -127,6 +128,7 @@ class BlockRows:
             number = len(rows)
             count += number
             since = None if freed is None else time - freed
-            key = (pool, group, reason, origin)
-            lost.append((key, number, lifetime, idle, since, reuses, copies_left))
+            lost[pool, group, reason, origin].append(
+                (number, lifetime, idle, since, reuses, copies_left)
+            )
         return count

@@ -6,6 +6,8 @@
     python -m benchmarks.driver paced           so many steps a second; what came of it as JSON
     python -m benchmarks.driver long            prompts that are all new, in a pool too small for
                                                 them; what the pool itself did as JSON
+    python -m benchmarks.driver replay TRACE    a trace over and over, in its own lengths; what the
+                                                pool itself did so far, a line of JSON now and then
 
 Whether it records is up to the environment, as it is for vLLM.
 """
@@ -63,7 +65,15 @@ def main() -> None:
     long = commands.add_parser("long")
     long.add_argument("--events", type=float, default=1e6, help="of blocks, in all")
     long.add_argument("--rate", type=float, default=150_000, help="of them a second, at most")
+    long.add_argument("--blocks", type=count, default=4_000, help="of the pool")
     long.set_defaults(run=long_run)
+    replay = commands.add_parser("replay")
+    replay.add_argument("trace", type=Path, help="JSON lines, as Mooncake's")
+    replay.add_argument("--hours", type=float, default=1, help="of the trace's own time")
+    replay.add_argument("--minutes", type=float, default=1e9, help="of real time, at most")
+    replay.add_argument("--rate", type=float, default=1e9, help="block events a second, at most")
+    replay.add_argument("--blocks", type=count, default=60_000, help="of the pool")
+    replay.set_defaults(run=replay_trace)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         options.run(write_model(Path(scratch)), options)
@@ -163,10 +173,11 @@ class PoolCounts:
     evicted: int = 0
     cached: int = 0
     freed: int = 0
+    reused: int = 0
 
     @property
     def events(self) -> int:
-        return self.allocated + self.cached + self.freed
+        return self.allocated + self.cached + self.freed + self.reused
 
     def watch(self, pool: Any) -> None:
         """Count from now on, in all pools of this class."""
@@ -174,6 +185,7 @@ class PoolCounts:
             *(pool.get_new_blocks, pool._maybe_evict_cached_block),
             *(pool.cache_full_blocks, pool.free_blocks),
         )
+        touch = pool.touch
 
         def get_new_blocks(this: Any, number: int) -> Any:
             self.allocated += number
@@ -195,6 +207,11 @@ class PoolCounts:
             self.freed += sum(block.ref_cnt == 1 for block in listed)
             return free(this, listed, *args, **kwargs)
 
+        def touched(this: Any, blocks: Any, *args: Any, **kwargs: Any) -> Any:
+            self.reused += len(blocks)
+            return touch(this, blocks, *args, **kwargs)
+
+        pool.touch = touched
         pool.get_new_blocks, pool._maybe_evict_cached_block = get_new_blocks, maybe_evict
         pool.cache_full_blocks, pool.free_blocks = cache_full_blocks, free_blocks
 
@@ -205,7 +222,7 @@ def long_run(model: Path, options: argparse.Namespace) -> None:
 
     counts = PoolCounts()
     counts.watch(BlockPool)
-    scheduler = build_scheduler(model, 4_000)
+    scheduler = build_scheduler(model, options.blocks)
     make = RequestMaker()
     began, number = time.monotonic(), 0
     gc.collect()
@@ -224,6 +241,86 @@ def long_run(model: Path, options: argparse.Namespace) -> None:
     while scheduler.has_unfinished_requests():
         step(scheduler)
     print(json.dumps({**vars(counts), "requests": number, "resident": resident()}), flush=True)
+
+
+TRACE_BLOCK = 512
+"""Tokens of a trace's block."""
+
+STEP_MS = 30.0
+"""Of the trace's time that a step takes."""
+
+REPORT_MS = 600_000.0
+"""Of the trace's time, between two lines."""
+
+
+def replay_trace(model: Path, options: argparse.Namespace) -> None:
+    """The trace at its own pace, in its own time, which passes as fast as steps can be taken."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    counts = PoolCounts()
+    counts.watch(BlockPool)
+    scheduler = build_scheduler(
+        model,
+        options.blocks,
+        max_num_seqs=256,
+        max_model_len=131_072,
+        max_num_batched_tokens=8_192,
+    )
+    arrivals = replayed(options.trace, options.hours * 3.6e6)
+    began, clock_ms, next_report = time.monotonic(), 0.0, REPORT_MS
+    gc.collect()
+    gc.freeze()
+    coming = next(arrivals, None)
+    while coming or scheduler.has_unfinished_requests():
+        if time.monotonic() - began > 60 * options.minutes:
+            coming = None
+        while coming and coming[0] <= clock_ms:
+            scheduler.add_request(coming[1])
+            coming = next(arrivals, None)
+        if scheduler.has_unfinished_requests():
+            step(scheduler)
+        clock_ms += STEP_MS
+        if clock_ms >= next_report:
+            next_report += REPORT_MS
+            report(counts, clock_ms)
+        early = began + counts.events / options.rate - time.monotonic()
+        if early > 0:
+            time.sleep(early)
+    report(counts, clock_ms)
+
+
+def report(counts: PoolCounts, clock_ms: float) -> None:
+    """A line of JSON."""
+    so_far = {
+        "hours": clock_ms / 3.6e6,
+        "events": counts.events,
+        **vars(counts),
+        "resident": resident(),
+        "allocations": sys.getallocatedblocks(),
+    }
+    print(json.dumps(so_far), flush=True)
+
+
+def replayed(trace: Path, until_ms: float) -> Iterator[tuple[float, Any]]:
+    """Arrival (ms) and request of the trace's lines, over and over until a time. No two passes
+    have a content in common."""
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    period = rows[-1]["timestamp"] + 1_000
+    make, filling = RequestMaker(), tokens(1, 2 * TRACE_BLOCK)
+    for number in itertools.count():
+        mark = [3 + digit for digit in divmod(number, 250)]
+        for index, row in enumerate(rows):
+            arrival = number * period + row["timestamp"]
+            if arrival > until_ms:
+                return
+            prompt = list(mark)
+            for block in row["hash_ids"]:
+                # Four tokens have its number, so that no two are alike.
+                prompt += [3 + (block >> 8 * digit) % 256 for digit in range(4)]
+                begin = block % TRACE_BLOCK
+                prompt += filling[begin : begin + TRACE_BLOCK - 4]
+            prompt = prompt[: row["input_length"]]
+            yield arrival, make(f"request-{number}-{index}", prompt, row["output_length"])
 
 
 if __name__ == "__main__":

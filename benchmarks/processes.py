@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,17 @@ def measured(command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> U
         tail = " | ".join((ended.stderr or ended.stdout).splitlines()[-_TAIL_LINES:])
         raise BenchmarkError(f"{' '.join(command[:4])} … ended with {ended.returncode}: {tail}")
     return Usage(**json.loads(ended.stdout.splitlines()[-1]))
+
+
+def of_session(session: Path) -> list[int]:
+    """The processes that collect this session beside its engines."""
+    wanted = {b"--detach", os.fsencode(session)}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted <= set((process / "cmdline").read_bytes().split(b"\0")):
+                found.append(int(process.name))
+    return found
 
 
 def _main(command: list[str]) -> int:

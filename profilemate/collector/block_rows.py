@@ -74,7 +74,8 @@ class BlockRows:
         self._last_usage[number] = state
         of = self._usage_blocks[number]
         usage = f"{100 * (1 - free / of) if of else 0.0:.2f}"
-        self._totals.used(number, time, float(usage), held, cached)
+        totals = self._totals
+        totals.changes.append((totals.pools[number], time, usage, held, cached))
         row = (
             f"{when},{usage},{held},{pool.total},{cached},{pool.num_free},"
             f"{running},{waiting},{self._rank},{number}"
@@ -137,8 +138,9 @@ class BlockRows:
             number = len(rows)
             count += number
             since = None if freed is None else time - freed
-            key = (pool, group, reason, origin)
-            lost.append((key, number, lifetime, idle, since, reuses, copies_left))
+            lost[pool, group, reason, origin].append(
+                (number, lifetime, idle, since, reuses, copies_left)
+            )
         return count
 
     def _evicted_unknown(
@@ -162,5 +164,5 @@ class BlockRows:
                 f"{owner},{cell},{self._rank},{pool},{group}"
             )
         key = (pool, group, reason, origin or UNKNOWN)
-        self._totals.losses.append((key, len(blocks), None, idle, since, None, copies_left))
+        self._totals.unknown_losses[key].append((len(blocks), idle, since, copies_left))
         return len(blocks)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from operator import eq
+from itertools import compress
+from operator import eq, sub
 from typing import Any, NamedTuple
 
 from profilemate.collector.histogram import Histogram
@@ -33,16 +34,6 @@ def _three() -> list[int]:
     return [0, 0, 0]
 
 
-class Held:
-    """Blocks that requests hold in all pools of the session, now and at the peak."""
-
-    __slots__ = ("held", "peak")
-
-    def __init__(self) -> None:
-        self.held = 0
-        self.peak = 0
-
-
 class PoolTotals:
     """One pool: its state after its last change, and how long it was how full."""
 
@@ -57,6 +48,35 @@ class PoolTotals:
         self.band = 0
         self.since: int | None = None
         """When the last change was; None before the first."""
+
+    def change(self, time: int, usage_pct: float, held: int, cached: int) -> None:
+        """It changed to this state."""
+        if self.since is not None:
+            self.band_ns[self.band] += max(0, time - self.since)
+        self.since, self.cached, self.held = time, cached, held
+        self.band = _band(usage_pct)
+        if held > self.peak_held:
+            self.peak_held = held
+
+    def change_often(
+        self,
+        times: Sequence[int],
+        usages_pct: Sequence[float],
+        helds: Sequence[int],
+        cacheds: Sequence[int],
+    ) -> None:
+        """It changed to each of these states in turn."""
+        first, last = times[0], times[-1]
+        band = _band(min(usages_pct))
+        is_one_band = band == _band(max(usages_pct))
+        if is_one_band and min(map(sub, times[1:], times), default=0) >= 0:
+            # So for most stretches, and without a look at each state.
+            self.change(first, usages_pct[0], max(helds), 0)
+            self.band_ns[band] += last - first
+            self.since, self.cached, self.held = last, cacheds[-1], helds[-1]
+        else:
+            for state in zip(times, usages_pct, helds, cacheds, strict=True):
+                self.change(*state)
 
     def bands_until(self, time: int) -> list[int]:
         """How long the pool was in each band, up to this time."""
@@ -80,12 +100,56 @@ class PoolTotals:
         self.band_ns = list(band_ns)
 
 
-LostBlocks = tuple[
-    tuple[int, int, str, str], int, int | None, int | None, int | None, int | None, int
-]
-"""Blocks that lost their contents together: their pool, group, reason and origin; how many; their
-lifetime, idle and evictable time; how often they were reused, and how many other blocks still have
-each content. What is not known is None."""
+def _band(usage_pct: float) -> int:
+    return len(_FLOORS) + 1 if usage_pct > _OVER else bisect_right(_FLOORS, usage_pct)
+
+
+class Held:
+    """Blocks that requests hold in all pools of the session, now and at the peak.
+
+    Whoever writes a row appends the new state of a pool to ``changes``: the pool, the time, its
+    usage in percent as the row has it, and the blocks that are held and cached. There it waits for
+    ``fold``. The changes of all pools are in one list, as the peak needs their order.
+    """
+
+    __slots__ = ("changes", "held", "peak")
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[PoolTotals, int, str, int, int]] = []
+        self.held = 0
+        self.peak = 0
+
+    def fold(self) -> None:
+        """Add up what waits."""
+        if not self.changes:
+            return
+        pools, times, usages, helds, cacheds = zip(*self.changes, strict=True)
+        self.changes.clear()
+        usages_pct = list(map(float, usages))
+        first: PoolTotals = pools[0]
+        if pools.count(first) == len(pools):
+            elsewhere = self.held - first.held
+            first.change_often(times, usages_pct, helds, cacheds)
+            self.held = elsewhere + first.held
+            self.peak = max(self.peak, elsewhere + max(helds))
+            return
+        for pool, *state in zip(pools, times, usages_pct, helds, cacheds, strict=True):
+            self.held -= pool.held
+            pool.change(*state)
+            self.held += pool.held
+            self.peak = max(self.peak, self.held)
+
+
+LostBlocks = tuple[int, int, int, int | None, int, int]
+"""Blocks that lost their contents together: how many; their lifetime, idle and evictable time; how
+often they were reused, and how many other blocks still have each content."""
+
+
+LossKey = tuple[int, int, str, str]
+
+LostUnknown = tuple[int, int | None, int | None, int]
+"""The same of blocks that were there when the recording went on after a pause: how many; their idle
+and evictable time, None where that is not known; and how many other blocks have each content."""
 
 
 class Sums(NamedTuple):
@@ -112,7 +176,9 @@ class EngineTotals:
 
     Attributes:
         moved: blocks by pool, event and group.
-        losses: contents that were lost.
+        losses: contents that were lost, by pool, group, reason and origin; in ``unknown_losses``
+            those of which not all is known.
+        changes: states of the pools of the whole session.
         reuses: nanoseconds since blocks that a request found were used before, and how many.
         steps: how long each step took; its tokens, those of prompts, and its requests.
         ended: requests that ended.
@@ -130,12 +196,14 @@ class EngineTotals:
         self.preemptions = 0
         self.running = 0
         self.waiting = 0
-        self.losses: list[LostBlocks] = []
+        self.losses: defaultdict[LossKey, list[LostBlocks]] = defaultdict(list)
+        self.unknown_losses: defaultdict[LossKey, list[LostUnknown]] = defaultdict(list)
+        self.changes = everywhere.changes
         self.reuses: list[tuple[int, int]] = []
         self.steps: list[tuple[int, int, int, int]] = []
         self.ended: list[tuple[Request, Finish]] = []
         self._everywhere = everywhere
-        self._evictions: defaultdict[tuple[Any, ...], list[int]] = defaultdict(_three)
+        self._evictions: defaultdict[LossKey, list[int]] = defaultdict(_three)
         """Blocks, those never reused, and those with copies, by pool, group, reason, origin."""
         self._lifetime = Histogram(TIMES_NS)
         self._idle = Histogram(TIMES_NS)
@@ -175,24 +243,9 @@ class EngineTotals:
         """So many blocks were moved by this event."""
         return sum(count for (_, of, _), count in self.moved.items() if of == event)
 
-    def used(self, number: int, time: int, usage_pct: float, held: int, cached: int) -> None:
-        """A pool changed to this state."""
-        pool = self.pools[number]
-        if pool.since is not None:
-            pool.band_ns[pool.band] += max(0, time - pool.since)
-        pool.since, pool.cached = time, cached
-        pool.band = len(_FLOORS) + 1 if usage_pct > _OVER else bisect_right(_FLOORS, usage_pct)
-        if held != pool.held:
-            everywhere = self._everywhere
-            everywhere.held += held - pool.held
-            if everywhere.held > everywhere.peak:
-                everywhere.peak = everywhere.held
-            pool.held = held
-            if held > pool.peak_held:
-                pool.peak_held = held
-
     def pause(self, time: int) -> None:
-        """Nothing is known of the pools from here on, until they are ``used`` again."""
+        """Nothing is known of the pools from here on, until one of them changes again."""
+        self.fold()
         for pool in self.pools:
             pool.band_ns, pool.since = pool.bands_until(time), None
         self.prefix.forget_all()
@@ -201,9 +254,13 @@ class EngineTotals:
     def fold(self) -> None:
         """Add up what waits."""
         self.prefix.fold()
-        if self.losses:
-            self._add_losses(self.losses)
-            self.losses.clear()
+        self._everywhere.fold()
+        for key, losses in self.losses.items():
+            self._add_losses(key, losses)
+        self.losses.clear()
+        for key, unknown in self.unknown_losses.items():
+            self._add_unknown_losses(key, unknown)
+        self.unknown_losses.clear()
         if self.reuses:
             gaps, counts = zip(*self.reuses, strict=True)
             self._reuse_gap.add_times(gaps, counts)
@@ -215,26 +272,33 @@ class EngineTotals:
             self._add_ended(self.ended)
             self.ended.clear()
 
-    def _add_losses(self, losses: list[LostBlocks]) -> None:
-        keys, counts, lifetimes, idles, evictables, reuses, copies = zip(*losses, strict=True)
-        for histogram, values in (
-            (self._lifetime, lifetimes),
-            (self._idle, idles),
-            (self._evictable, evictables),
-            (self._reuse_counts, reuses),
-        ):
-            if None in values:
-                histogram.add_times(*_of_known(values, counts))
-            else:
-                histogram.add_times(values, counts)
-        evictions = self._evictions
-        for key, count, reused, copies_left in zip(keys, counts, reuses, copies, strict=True):
-            sums = evictions[key]
-            sums[0] += count
-            if reused == 0:
-                sums[1] += count
-            if copies_left:
-                sums[2] += count
+    def _add_losses(self, key: LossKey, losses: list[LostBlocks]) -> None:
+        counts, lifetimes, idles, evictables, reuses, copies = zip(*losses, strict=True)
+        blocks = sum(counts)
+        self._lifetime.add_times(lifetimes, counts)
+        if any(reuses):
+            self._idle.add_times(idles, counts)
+            self._reuse_counts.add_times(reuses, counts)
+        else:
+            # Nobody used them after they were handed out.
+            self._idle.add_times(lifetimes, counts)
+            self._reuse_counts.add_times([0], [blocks])
+        if None in evictables:
+            self._evictable.add_times(*_of_known(evictables, counts))
+        else:
+            self._evictable.add_times(evictables, counts)
+        sums = self._evictions[key]
+        sums[0] += blocks
+        sums[1] += blocks - sum(compress(counts, reuses))
+        sums[2] += sum(compress(counts, copies))
+
+    def _add_unknown_losses(self, key: LossKey, losses: list[LostUnknown]) -> None:
+        counts, idles, evictables, copies = zip(*losses, strict=True)
+        self._idle.add_times(*_of_known(idles, counts))
+        self._evictable.add_times(*_of_known(evictables, counts))
+        sums = self._evictions[key]
+        sums[0] += sum(counts)
+        sums[2] += sum(compress(counts, copies))
 
     def _add_steps(self, steps: list[tuple[int, int, int, int]]) -> None:
         busy = [step for step in steps if step[1]]

@@ -13,6 +13,7 @@ from profilemate.collector import gpu_memory, leftovers
 from profilemate.collector.endpoint import Endpoint
 from profilemate.collector.follower import Follower
 from profilemate.collector.gpu_memory import Sampler
+from profilemate.collector.journal_reader import READ_BYTES
 from profilemate.collector.pace import BEHIND_SEC, CAUGHT_UP_SEC, gently
 from profilemate.collector.rotation import Rotation
 from profilemate.format import session
@@ -24,7 +25,7 @@ POLL_SEC = 0.1
 METADATA_SEC = 2.0
 TOTALS_SEC = 1.0
 
-BACKLOG_BYTES = 1 << 17
+BACKLOG_BYTES = READ_BYTES // 2
 """After a read of this much there is likely more: it is read without a pause."""
 
 MERGE_NS = 400_000_000

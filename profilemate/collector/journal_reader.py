@@ -33,6 +33,9 @@ _KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
 _KIND = re.compile(b"[\x01-\x04]\x00\x00\x00")
 """A known kind, as it is in a frame."""
 
+READ_BYTES = 1 << 17
+"""How much is read at once: the events and rows that come of it are 100 times as much in memory."""
+
 _WINDOW_BYTES = 1 << 20
 
 _SEARCH_BYTES = 1 << 30
@@ -108,7 +111,7 @@ class JournalReader:
         """How many bytes the last call of ``read`` left unread."""
         return max(0, self._size - self.offset)
 
-    def read(self, limit: int = 1 << 18, *, ended: bool = False) -> list[Frame]:
+    def read(self, limit: int = READ_BYTES, *, ended: bool = False) -> list[Frame]:
         """The frames that became whole since the last call, about ``limit`` bytes at most.
 
         ``ended``: the writer was gone before this call.

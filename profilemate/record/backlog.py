@@ -24,8 +24,14 @@ there is none."""
 OF_KEPT = 4
 """The journals of one process take this part of what is kept, at most."""
 
+LOOK_NS = 1_000_000_000
+"""How often the thread that writes looks, as long as it has something to write."""
+
 RESTART_SEC = 10.0
-"""Between two attempts to start one."""
+"""Between two attempts to start one. Where they end at once, twice as long each time."""
+
+LONGEST_SEC = 320.0
+"""Between two attempts at most."""
 
 
 class Backlog:
@@ -40,6 +46,7 @@ class Backlog:
         self._start = start
         self._keep = keep
         self._next_start = 0.0
+        self._pause_sec = RESTART_SEC
 
     def look(self) -> str:
         """Look how many files there are; returns why no more is to be written, else nothing."""
@@ -56,9 +63,13 @@ class Backlog:
         if most is not None and sum(sizes) > most / OF_KEPT:
             return f"no collector has read its last {sum(sizes) >> 20:,} MiB"
         is_alone = _is_free(self._journal.with_name(LOCK_FILE)) or waiting > MOST_FILES
-        if is_alone and time.monotonic() > self._next_start:
-            self._next_start = time.monotonic() + RESTART_SEC
-            self._start()
+        if time.monotonic() > self._next_start:
+            if is_alone:
+                self._next_start = time.monotonic() + self._pause_sec
+                self._pause_sec = min(2 * self._pause_sec, LONGEST_SEC)
+                self._start()
+            else:
+                self._pause_sec = RESTART_SEC
         return ""
 
 

@@ -22,7 +22,7 @@ from profilemate.format import journal
 from profilemate.format.events import Columns
 from profilemate.format.journal import Kind
 from profilemate.messages import say
-from profilemate.record.backlog import Backlog
+from profilemate.record.backlog import LOOK_NS, Backlog
 from profilemate.record.encode import Event
 from profilemate.record.journal_writer import JournalWriter, identity, open_beside
 
@@ -92,6 +92,7 @@ class Output:
         self._has_said_lost = False
         self._written_ns = time.monotonic_ns()
         self._next_status_ns = self._written_ns + STATUS_NS
+        self._next_look_ns = self._written_ns + LOOK_NS
         self._next_retry_ns = 0
         self._header = header
         self._append(self._beginning())
@@ -149,6 +150,8 @@ class Output:
             self._written_ns = last
             if self._file.size >= self._full_at:
                 self._go_on_in_next()
+            if last > self._next_look_ns:
+                self._look(last)
 
     def status(self, changes: dict[str, Any]) -> None:
         """Write what changed about the producer, where the journal can be written."""
@@ -239,6 +242,11 @@ class Output:
         # In one line, so that nothing can come between.
         self._file, self._next, self._number, self._earlier_bytes = file, None, number, earlier
         full.close()
+        self._look(self._written_ns)
+
+    def _look(self, now: int) -> None:
+        """Look after the journal's files, and for a collector."""
+        self._next_look_ns = now + LOOK_NS
         if self._backlog is not None:
             self._is_left = self._backlog.look()
 

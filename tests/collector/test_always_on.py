@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ from profilemate import collector
 from profilemate.format import journal
 from profilemate.format.events import Op
 from profilemate.format.keep import ALL, Keep
+from profilemate.format.session import LOCK_FILE
 from profilemate.record import backlog, encode, launch, recorder
 from profilemate.record.backlog import Backlog
 from profilemate.record.claim import claim
@@ -154,6 +157,52 @@ def test_a_long_run_is_bounded_and_its_collector_is_started_again(busy: Busy) ->
     assert f"Total allocations: {busy.steps * BLOCKS}\n" in summary
     assert f"Total evictions: {(busy.steps - 1) * BLOCKS}\n" in summary
     assert not list((busy.folder / "segments").rglob("checkpoint*"))
+
+
+def test_a_killed_collector_is_missed_before_a_journal_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "RESTART_SEC", 0.0)
+    engine = Busy(tmp_path, KEEP)
+    launch.start(engine.folder)
+    until((engine.folder / "totals.json").exists)
+    killed = processes_with(engine.folder)
+    kill(engine.folder)
+    until(lambda: not processes_with(engine.folder))
+    (engine.folder / "totals.json").unlink()
+
+    def goes_on() -> bool:
+        engine.step()
+        return (engine.folder / "totals.json").exists()
+
+    until(goes_on)
+    assert set(processes_with(engine.folder)).isdisjoint(killed)
+    engine.recorder.close()
+    assert [path.name for path in engine.folder.glob("journal/*.journal")] == ["engine0.journal"]
+    kill(engine.folder)
+
+
+@pytest.mark.parametrize("lives", [False, True], ids=["ends at once", "lives"])
+def test_a_collector_that_ends_at_once_is_started_less_and_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """One that lives for a while is started again after the first pause."""
+    now, starts = [100.0], []
+    monkeypatch.setattr(backlog.time, "monotonic", lambda: now[0])
+    lock = tmp_path / LOCK_FILE
+    lock.touch()
+    looks_after = Backlog(tmp_path / "engine0.journal", lambda: starts.append(now[0]), ALL)
+    while now[0] < 1_500:
+        with open(lock, "rb") as holder:
+            if lives and starts and now[0] < starts[-1] + 2 * backlog.RESTART_SEC:
+                fcntl.flock(holder, fcntl.LOCK_EX)
+            assert looks_after.look() == ""
+        now[0] += 1.0
+    pauses = [later - before for before, later in pairwise(starts)]
+    if lives:
+        assert set(pauses) == {2 * backlog.RESTART_SEC}
+    else:
+        assert [round(pause, -1) for pause in pauses] == [10, 20, 40, 80, 160, 320, 320, 320]
 
 
 def test_journals_that_nobody_reads_end_the_recording(

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from analysis import open_session, summarize
 from analysis.stats.histograms import BOUNDS_SEC
 from profilemate.collector.engine import Engine
+from profilemate.collector.engine_totals import Held, PoolTotals
 from profilemate.collector.follow import Follower
 from profilemate.collector.totals import Totals
-from profilemate.format.totals import TIMES_NS
+from profilemate.format.totals import BANDS, TIMES_NS
 from tests.kv import totals, workload
 from tests.kv.recording import Clock, make_tables, only_session, recorded
 from tests.kv.workload import Add, Driver, Operation, Reset, Setting, Steps, mixed, scheduler_for
@@ -138,6 +139,48 @@ def test_restarts_change_nothing(
             restarted(follower, before=before)
         follower.close()
         check(target, oracle)
+
+
+@settings(max_examples=200)
+@given(
+    changes=st.lists(
+        st.tuples(
+            st.sampled_from([0, 0, 0, 1]),
+            st.integers(-3, 6),
+            st.sampled_from([10, 20, 39, 40, 50, 90, 91]),
+            st.booleans(),
+        ),
+        min_size=1,
+    )
+)
+def test_pools_of_several_engines_whenever_they_are_added_up(
+    changes: list[tuple[int, int, int, bool]],
+) -> None:
+    """Each change: the pool, the time since the last change of any, the blocks held, and whether
+    what waits is added up then. The time of a damaged journal may go back."""
+    everywhere = Held()
+    pools = [PoolTotals(100), PoolTotals(100)]
+    now, held, peak = 1_000, [0, 0], 0
+    since, band = [now, now], [0, 0]
+    band_ns = [[0] * len(BANDS) for _ in pools]
+    for pool in pools:
+        everywhere.changes.append((pool, now, "0.00", 0, 0))
+    everywhere.fold()
+    for number, passed, blocks, is_folded in changes:
+        now += passed
+        everywhere.changes.append((pools[number], now, f"{blocks:.2f}", blocks, 100 - blocks))
+        held[number] = blocks
+        peak = max(peak, sum(held))
+        band_ns[number][band[number]] += max(0, now - since[number])
+        since[number] = now
+        band[number] = sum(blocks >= floor for floor in (40, 60, 80)) + (blocks > 90)
+        if is_folded:
+            everywhere.fold()
+    everywhere.fold()
+    assert (everywhere.held, everywhere.peak) == (sum(held), peak)
+    assert [pool.band_ns for pool in pools] == band_ns
+    assert [pool.held for pool in pools] == held
+    assert [(pool.since, pool.band) for pool in pools] == list(zip(since, band, strict=True))
 
 
 def test_the_analyzer_computes_the_same(model: Path, tmp_path: Path) -> None:

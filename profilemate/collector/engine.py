@@ -15,6 +15,7 @@ from profilemate.collector.header import Header
 from profilemate.collector.lookups import Lookups, OpenRow
 from profilemate.collector.owners import NOBODY, SETTLED, Parts, settle
 from profilemate.collector.pauses import Pauses
+from profilemate.collector.regrets import Regrets
 from profilemate.collector.requests import Finish, Request, parse_request
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
@@ -49,6 +50,7 @@ class Engine:
         self._max_tokens = header.max_tokens
         self.shape = header.shape
         self._pools = [Pool(pool.blocks, pool.null) for pool in header.pools]
+        self._regrets = [Regrets(pool.total) for pool in self._pools]
         usage_blocks = [pool.usage_blocks for pool in header.pools]
         self._group_pools = header.group_pools
         self._session_totals = totals
@@ -145,6 +147,7 @@ class Engine:
             "arrived": self._arrived,
             "is_without_state": self._handlers is _WITHOUT_STATE,
             "pools": [pool.saved() for pool in self._pools],
+            "regrets": [regrets.saved() for regrets in self._regrets],
             "requests": [request.saved() for request in self._requests.values()],
             "lookups": self._lookups.saved(),
             "steps": self._steps.saved(),
@@ -162,6 +165,8 @@ class Engine:
         """Be as when it was ``saved``."""
         for pool, state in zip(self._pools, saved["pools"], strict=True):
             pool.restore(state)
+        for regrets, state in zip(self._regrets, saved["regrets"], strict=True):
+            regrets.restore(state)
         requests = [Request.restored(state) for state in saved["requests"]]
         self._requests = {request.number: request for request in requests}
         self._lookups.restore(saved["lookups"])
@@ -218,6 +223,8 @@ class Engine:
         self._requests.clear()
         for waiting in (self._asked, self._looked_up, self._admitted, self._parked):
             waiting.clear()
+        for regrets in self._regrets:
+            regrets.forget()
         self._steps.close()
         self._steps.preempted = self._steps.finished = 0
         self._totals.pause(time)
@@ -288,7 +295,10 @@ class Engine:
         first = self._requests.get(parts[0][0][0]) if parts else None
         if first is not None:
             first.gets("allocate", len(blocks), time)
-        evicted = self._rows.evicted(pool.evict(blocks), time, "reallocated", cell, number)
+        losses = pool.evict(blocks)
+        evicted = self._rows.evicted(losses, time, "reallocated", cell, number)
+        if evicted:
+            self._regrets[number].lose(losses)
         for owner, in_group, part in handed_out:
             pool.allocate(part, owner, in_group, time)
         self._rows.moved(time, number, "allocate", len(blocks), cell, evicted, group)
@@ -373,6 +383,9 @@ class Engine:
         request = self._requests.get(number)
         cell, prompt_tokens = (request.cell, request.prompt_tokens) if request else ("", 0)
         self._pools[pool].cache(blocks, contents, group, prompt_tokens, tokens, stride)
+        again = self._regrets[pool].cache(group, contents)
+        if again:
+            self._totals.regretted[pool] += again
         self._rows.moved(time, pool, "cache", len(blocks), cell, 0, group)
 
     def _evict(self, time: int, pool: int, blocks: list[int]) -> None:
@@ -385,6 +398,7 @@ class Engine:
             self._rows.moved(time, pool, "reset_refused", 0, "", 0, "")
             return
         evictions = self._pools[pool].evict_all()
+        self._regrets[pool].forget()
         count = self._rows.evicted(evictions, time, "reset", "", pool)
         self._rows.moved(time, pool, "reset", count, "", count, "")
 

@@ -191,6 +191,8 @@ class EngineTotals:
         self.moved: defaultdict[tuple[int, str, int | str], int] = defaultdict(int)
         self.resets: defaultdict[tuple[int, bool], int] = defaultdict(int)
         """How often each pool's prefix cache was dropped (True), or that was refused."""
+        self.regretted = [0] * len(pools)
+        """By pool, contents that were computed again after it had lost them."""
         self.prefix = PrefixTotals()
         self.arrived = 0
         self.preemptions = 0
@@ -391,6 +393,7 @@ class EngineTotals:
             "free_blocks": pool.total - pool.held - pool.cached,
             "peak_held_blocks": pool.peak_held,
             "band_ns": dict(zip(BANDS, pool.bands_until(until), strict=True)),
+            "regretted_blocks": self.regretted[number],
             "resets": self.resets[number, True],
             "resets_refused": self.resets[number, False],
             "groups": self._groups(number),
@@ -431,6 +434,7 @@ class EngineTotals:
             "moved": [[*key, count] for key, count in self.moved.items()],
             "resets": [[*key, count] for key, count in self.resets.items()],
             "evictions": [[*key, list(counts)] for key, counts in self._evictions.items()],
+            "regretted": list(self.regretted),
             "prefix": self.prefix.saved(),
             "requests": [self.arrived, self.preemptions, self.running, self.waiting],
             "finished": dict(self._finished),
@@ -451,6 +455,7 @@ class EngineTotals:
         self.resets.update({tuple(key): count for *key, count in state["resets"]})
         self._evictions.clear()
         self._evictions.update({tuple(key): list(sums) for *key, sums in state["evictions"]})
+        self.regretted = list(state["regretted"])
         self.prefix.restore(state["prefix"])
         self.arrived, self.preemptions, self.running, self.waiting = state["requests"]
         self._finished = defaultdict(int, state["finished"])

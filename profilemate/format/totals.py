@@ -82,6 +82,8 @@ class Evictions(TypedDict):
 class Pool(TypedDict):
     """One block pool. Held, cached and free blocks are as of its last change.
 
+    ``regretted_blocks``: contents that got into a block again after their last copy had been
+    evicted as its room was needed, before as many others of their group as the pool has blocks.
     ``band_ns``: how long its usage was in each of ``BANDS``, from its first state to the session's
     last event.
     """
@@ -93,6 +95,7 @@ class Pool(TypedDict):
     free_blocks: int
     peak_held_blocks: int
     band_ns: dict[str, int]
+    regretted_blocks: int
     resets: int
     resets_refused: int
     groups: list[Moves]

@@ -22,7 +22,7 @@ from profilemate.format.totals import BANDS, TIMES_NS
 from tests.kv import totals, workload
 from tests.kv.recording import Clock, make_tables, only_session, recorded
 from tests.kv.workload import Add, Driver, Operation, Reset, Setting, Steps, mixed, scheduler_for
-from tests.support.oracle import Oracle
+from tests.support.oracle import Eviction, Oracle
 
 pytestmark = pytest.mark.usefixtures("hooks_on")
 
@@ -60,7 +60,33 @@ def record(
 def check(folder: Path, oracle: Oracle) -> None:
     """Every figure of the tables' folder."""
     preempted = sum(life.preemptions for life in oracle.lives.values())
-    totals.check(folder, oracle.reuse_gaps, len(oracle.lives), preempted)
+    totals.check(folder, oracle.reuse_gaps, len(oracle.lives), preempted, regretted(oracle))
+
+
+def regretted(oracle: Oracle) -> list[int]:
+    """By pool: each content that got into a block again after its last copy had been evicted, as
+    long as fewer others were, since then, than the pool has blocks. Nothing is left of a reset."""
+    found = [0] * len(oracle.pools)
+    seen: dict[tuple[int, bytes], int] = {}
+    for before, number, content in oracle.cached:
+        since = seen.get((number, content), 0)
+        lost = [
+            eviction
+            for eviction in oracle.evictions[:before]
+            if eviction.pool == number and eviction.content[-4:] == content[-4:]
+        ]
+        last = [at for at, each in enumerate(lost) if each.content == content and _is_lost(each)]
+        after = {each.content for each in lost[last[-1] + 1 :] if _is_lost(each)} if last else set()
+        is_reset = bool(last) and any(each.reason == "reset" for each in lost[last[-1] + 1 :])
+        place = oracle.evictions.index(lost[last[-1]]) if last else -1
+        if last and place >= since and not is_reset:
+            found[number] += len(after) < oracle.pools[number].num_gpu_blocks - 1
+        seen[number, content] = before
+    return found
+
+
+def _is_lost(eviction: Eviction) -> bool:
+    return eviction.reason == "reallocated" and not eviction.copies_left
 
 
 def run(model: Path, setting: Setting, operations: list[Operation]) -> None:

@@ -43,11 +43,13 @@ def totals(folder: Path) -> Found:
     return found
 
 
-def check(folder: Path, reuse_gaps: Sequence[int], arrived: int, preempted: int) -> None:
+def check(
+    folder: Path, reuse_gaps: Sequence[int], arrived: int, preempted: int, regretted: Sequence[int]
+) -> None:
     """Every figure of a session of one engine, whose clock moves by whole microseconds.
 
-    ``reuse_gaps`` (nanoseconds), ``arrived`` and ``preempted`` were counted inside vLLM: no table
-    has them.
+    ``reuse_gaps`` (nanoseconds), ``arrived``, ``preempted`` and ``regretted`` by pool were counted
+    inside vLLM: no table has them.
     """
     found = totals(folder)
     metadata = json.loads((folder / "metadata.json").read_bytes())
@@ -61,8 +63,10 @@ def check(folder: Path, reuse_gaps: Sequence[int], arrived: int, preempted: int)
     usage = _table(folder, "kv_cache_usage.csv")
     assert engine["pools"] == [
         _pool(folder, usage.filter(pl.col("pool") == number), number, found["until_ns"])
+        | {"regretted_blocks": regretted[number]}
         for number in range(len(engine["pools"]))
     ]
+    assert [pool["regretted_blocks"] for pool in engine["pools"]] == list(regretted)
     assert found["peak_held_blocks"] == _peak(usage)
     assert engine["blocks"] == _blocks(folder, reuse_gaps)
     assert engine["prefix_cache"] == _prefix_cache(folder)

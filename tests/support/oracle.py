@@ -150,6 +150,9 @@ class Oracle:
         self.reuse_gaps: list[int] = []
         """Of each block that a request found which was never preempted: nanoseconds since the
         block's last allocation or reuse."""
+        self.cached: list[tuple[int, int, bytes]] = []
+        """Each content that got into a block: how many evictions came before, the pool, and vLLM's
+        hash."""
         self.states: list[State] = []
         self.lookups: list[Lookup] = []
         self.steps: list[Step] = []
@@ -384,6 +387,7 @@ class Oracle:
             known = self._block(number, block.block_id)
             known.origin = "prompt" if tokens <= request.num_prompt_tokens else "output"
             known.group = group
+            self.cached.append((len(self.evictions), number, block.block_hash))
         if changed:
             self._move("cache", len(changed), number, group, [request.request_id])
         return result

@@ -24,9 +24,6 @@ class Regrets:
         for life, copies_left, _, contents in losses:
             if not copies_left:
                 lost = self._lost[life[5]]
-                # One that was lost before is the newest again.
-                for content in lost.keys() & contents:
-                    del lost[content]
                 lost.update(dict.fromkeys(contents))
                 for content in list(islice(lost, max(0, len(lost) - self._most))):
                     del lost[content]

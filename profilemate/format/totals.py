@@ -83,7 +83,8 @@ class Pool(TypedDict):
     """One block pool. Held, cached and free blocks are as of its last change.
 
     ``regretted_blocks``: contents that got into a block again after their last copy had been
-    evicted as its room was needed, before as many others of their group as the pool has blocks.
+    evicted as its room was needed. Of each group as many such contents are remembered as the pool
+    has blocks, the last ones; a reset forgets them.
     ``band_ns``: how long its usage was in each of ``BANDS``, from its first state to the session's
     last event.
     """

@@ -66,7 +66,8 @@ def check(
         | {"regretted_blocks": regretted[number]}
         for number in range(len(engine["pools"]))
     ]
-    assert [pool["regretted_blocks"] for pool in engine["pools"]] == list(regretted)
+    counted = [pool["regretted_blocks"] for pool in engine["pools"]]
+    assert counted == list(regretted)
     assert found["peak_held_blocks"] == _peak(usage)
     assert engine["blocks"] == _blocks(folder, reuse_gaps)
     assert engine["prefix_cache"] == _prefix_cache(folder)

@@ -43,17 +43,28 @@ class Held:
 class PoolTotals:
     """One pool: its state after its last change, and how long it was how full."""
 
-    __slots__ = ("band", "band_ns", "cached", "held", "peak_held", "since", "total")
+    __slots__ = (
+        *("band", "band_ns", "cached", "held", "least_held", "most_held", "peak_held", "since"),
+        "total",
+    )
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.held = 0
+        self.least_held = self.most_held = 0
+        """Since the last call of ``extremes``."""
         self.cached = 0
         self.peak_held = 0
         self.band_ns = [0] * len(BANDS)
         self.band = 0
         self.since: int | None = None
         """When the last change was; None before the first."""
+
+    def extremes(self) -> tuple[int, int]:
+        """The least and the most blocks that requests held at once since the last call."""
+        found = self.least_held, self.most_held
+        self.least_held = self.most_held = self.held
+        return found
 
     def bands_until(self, time: int) -> list[int]:
         """How long the pool was in each band, up to this time."""
@@ -74,6 +85,7 @@ class PoolTotals:
 
     def restore(self, state: Any) -> None:
         self.held, self.cached, self.peak_held, band_ns, self.band, self.since = state
+        self.least_held = self.most_held = self.held
         self.band_ns = list(band_ns)
 
 
@@ -122,6 +134,9 @@ class EngineTotals:
         self.preemptions = 0
         self.running = 0
         self.waiting = 0
+        self.waits: list[int] | None = None
+        """How long each request waited that was admitted for the first time, in nanoseconds; None
+        where nobody asks for it. Who asks for it takes them out."""
         self.losses: list[LostBlocks] = []
         self.reuses: list[tuple[int, int]] = []
         self.steps: list[tuple[int, int, int, int]] = []
@@ -178,8 +193,12 @@ class EngineTotals:
             if everywhere.held > everywhere.peak:
                 everywhere.peak = everywhere.held
             pool.held = held
-            if held > pool.peak_held:
-                pool.peak_held = held
+            if held < pool.least_held:
+                pool.least_held = held
+            elif held > pool.most_held:
+                pool.most_held = held
+                if held > pool.peak_held:
+                    pool.peak_held = held
 
     def fold(self) -> None:
         """Add up what waits."""

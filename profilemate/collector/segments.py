@@ -83,11 +83,6 @@ class Segments:
         return self.closed[-1].number + 1 if self.closed else 1
 
     @property
-    def window(self) -> Closed | None:
-        """The first segment, where those before it are gone; None where none is."""
-        return self.closed[0] if self.closed and self.closed[0].number > 1 else None
-
-    @property
     def size(self) -> int:
         """Bytes of all closed segments, and of the one that is being closed."""
         return sum(each.size for each in self.closed) + self._closing_bytes
@@ -240,6 +235,12 @@ def rows_being_closed(session: Folder, table: str) -> int:
             with here.folder(name) as closing:
                 rows += whole_rows(closing, table)
     return rows
+
+
+def files_of(here: Folder, number: int) -> list[str]:
+    """The names of a closed segment's files, but for the state at its end. ``here``: the folder of
+    the segments."""
+    return [INDEX_FILE, *_index(here, number)["tables"]]
 
 
 def _being_closed(here: Folder) -> list[str]:

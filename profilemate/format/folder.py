@@ -32,6 +32,11 @@ class Folder:
         self.fd = fd
         self.path = path
 
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.absolute().name
+
     @classmethod
     def anyones(cls, path: Path) -> Folder:
         """Open a folder that may be another user's, or be reached by links."""

@@ -29,7 +29,12 @@ _PART_BYTES = 1 << 20
 
 def name_of(session: str, now: datetime) -> str:
     """The name of a snapshot of this session, taken now (UTC)."""
-    return f"{session}_snapshot_{now:%Y%m%d_%H%M%S}Z"
+    return f"{prefix_of(session)}{now:%Y%m%d_%H%M%S}Z"
+
+
+def prefix_of(session: str) -> str:
+    """What the names of all snapshots of this session begin with."""
+    return f"{session}_snapshot_"
 
 
 def wanted(ends: Sequence[float], end_sec: float, last_sec: float | None) -> int:

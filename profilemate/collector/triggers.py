@@ -112,9 +112,8 @@ class Usage:
 class HitRate:
     """Which share of the prompts' tokens came out of the prefix cache?"""
 
-    def __init__(self, condition: Condition, least_tokens: int = LEAST_TOKENS) -> None:
+    def __init__(self, condition: Condition) -> None:
         self._condition = condition
-        self._least_tokens = least_tokens
         self._tokens: deque[tuple[int, int]] = deque(maxlen=condition.seconds + 1)
 
     def met(self, reading: Reading) -> str | None:
@@ -123,7 +122,7 @@ class HitRate:
             return None
         self._tokens.append((reading.asked_tokens, reading.hit_tokens))
         asked, hit = (self._tokens[-1][place] - self._tokens[0][place] for place in (0, 1))
-        if len(self._tokens) < self._condition.seconds + 1 or asked < max(1, self._least_tokens):
+        if len(self._tokens) < self._condition.seconds + 1 or asked < LEAST_TOKENS:
             return None
         scaled, limit = 100 * PERCENT * hit, self._condition.limit * asked
         if not (scaled > limit if self._condition.above else scaled < limit):

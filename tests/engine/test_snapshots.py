@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose collector takes snapshots: of a full pool, at a signal, and of an engine's crash."""
+"""A server whose collector takes snapshots: of a full pool, at a signal, of a crashed engine."""
 
 from __future__ import annotations
 

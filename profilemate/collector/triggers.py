@@ -223,7 +223,8 @@ class Triggers:
                     self._engines[engine.rank] = [
                         _Followed(each, _MEASURES[each.measure](each)) for each in self._conditions
                     ]
-                reading = read(engine, follower, time, waits=self._waits)
+                lost = frozenset(producer.lost)
+                reading = read(engine, lost, follower, time, waits=self._waits)
                 fired += self._fired(engine.rank, reading)
         return fired + self.crashes(follower)
 
@@ -261,7 +262,9 @@ class Triggers:
         )
 
 
-def read(engine: Engine, follower: Follower, time: int, *, waits: bool) -> Reading:
+def read(
+    engine: Engine, lost: frozenset[str], follower: Follower, time: int, *, waits: bool
+) -> Reading:
     """What the engine has now. ``waits``: also how long requests waited, from now on."""
     totals = follower.totals.engines[engine.rank]
     asked, hit = totals.prefix.tokens
@@ -276,7 +279,7 @@ def read(engine: Engine, follower: Follower, time: int, *, waits: bool) -> Readi
         admitted_ns=admitted_ns,
         waiting_ns=engine.waiting_ns(time) if waits else (),
         resets=sum(count for (_, is_done), count in totals.resets.items() if is_done),
-        lost=frozenset(engine.lost),
+        lost=lost,
     )
 
 

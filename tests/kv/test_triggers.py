@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,6 +21,7 @@ from profilemate.collector import triggers
 from profilemate.collector.follower import Follower
 from profilemate.collector.triggers import SECOND_NS, Triggers
 from profilemate.format.when import Condition, read_when
+from tests.collector.journals import EngineJournal
 from tests.kv.recording import Clock, Row, Tables, found, hooks_only, make_tables, only_session
 from tests.kv.workload import Add, Driver, Operation, Reset, Setting, Steps, Wait, scheduler_for
 from tests.support.oracle import Oracle
@@ -277,3 +279,28 @@ def test_what_is_not_recorded_any_more_meets_nothing(when: str, part: str) -> No
 
     met = [measure.met(reading(second, *([part] if second == 5 else []))) for second in range(9)]
     assert [text is not None for text in met] == [False] * 2 + [True] * 3 + [False] * 3 + [True]
+
+
+@pytest.mark.parametrize("part", [None, "frees"])
+def test_a_part_that_ends_early(tmp_path: Path, part: str | None) -> None:
+    engine = EngineJournal(tmp_path)
+    for second in range(1, 7):
+        engine.allocated(10**6 * second - 1, second)
+        engine.flush()
+        if second == 2 and part is not None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(time, "monotonic_ns", lambda: engine.at(2 * 10**6))
+                engine.recorder.lose([part], "a hook", RuntimeError())
+    engine.killed()
+    follower = Follower(engine.folder, engine.folder)
+    follower.discover()
+    while follower.read():
+        pass
+    watched = Triggers(read_when("preemptions<1/3s"))
+    found = []
+    for second in range(1, 7):
+        now = engine.at(10**6 * second)
+        follower.apply(now)
+        found += [(second, text) for text in watched.read(follower, now)]
+    follower.close()
+    assert found == ([] if part else [(4, "preemptions<1/3s: 0 on engine 0")])

@@ -93,7 +93,7 @@ class _Work:
             self.follower, self._rotation, settings.snapshot_limit, settings.snapshot_last_sec
         )
         self.follower.snapshots.when = _shown(settings.snapshot_when)
-        # What came before has fired, if it was to.
+        # A collector before this one has seen to what came earlier.
         self._fires_from = time.monotonic_ns()
         self._next_reading = founding.origin_ns + self._seconds_done() * SECOND_NS
         self._began = time.monotonic()
@@ -150,9 +150,8 @@ class _Work:
         while self._triggers.reads and self._next_reading <= until:
             now = self._next_reading
             first = _earlier(first, self.follower.apply(now))
-            fired = self._triggers.read(self.follower, now)
-            if now >= self._fires_from:
-                self._snapshots.fire(fired, self.follower.seconds(now))
+            fired = self._triggers.read(self.follower, now, fires=now >= self._fires_from)
+            self._snapshots.fire(fired, self.follower.seconds(now))
             self._next_reading += SECOND_NS
         return _earlier(first, self.follower.apply(until))
 

@@ -187,7 +187,7 @@ CRASH = "crash"
 
 @dataclass
 class _Followed:
-    """A condition of one engine. ``is_met``: at the last reading."""
+    """A condition of one engine. ``is_met``: at the last reading, if that was to fire."""
 
     condition: Condition
     measure: Measure
@@ -212,9 +212,9 @@ class Triggers:
         """Whether there is anything to read once a second."""
         return bool(self._conditions or self._looks_for_crashes)
 
-    def read(self, follower: Follower, time: int) -> list[str]:
+    def read(self, follower: Follower, time: int, *, fires: bool = True) -> list[str]:
         """What fires, in words, at this whole second. All events up to it have been applied, and no
-        later one."""
+        later one. Unless it ``fires``, nothing does, and what is met later counts as new."""
         fired = []
         for producer in follower.ordered():
             engine = producer.state
@@ -225,16 +225,17 @@ class Triggers:
                     ]
                 lost = frozenset(producer.lost)
                 reading = read(engine, lost, follower, time, waits=self._waits)
-                fired += self._fired(engine.rank, reading)
-        return fired + self.crashes(follower)
+                fired += self._fired(engine.rank, reading, fires)
+        crashed = self.crashes(follower)
+        return fired + crashed if fires else []
 
-    def _fired(self, rank: int, reading: Reading) -> list[str]:
+    def _fired(self, rank: int, reading: Reading, fires: bool) -> list[str]:
         fired = []
         for followed in self._engines[rank]:
             found = followed.measure.met(reading)
             if found is not None and not followed.is_met:
                 fired.append(f"{followed.condition.text}: {found} on engine {rank}")
-            followed.is_met = found is not None
+            followed.is_met = found is not None and fires
         return fired
 
     def crashes(self, follower: Follower) -> list[str]:

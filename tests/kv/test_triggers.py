@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from profilemate.collector import triggers
 from profilemate.collector.follower import Follower
 from profilemate.collector.triggers import SECOND_NS, Triggers
+from profilemate.format import processes
 from profilemate.format.when import Condition, read_when
 from tests.collector.journals import EngineJournal
 from tests.kv.recording import Clock, Row, Tables, found, hooks_only, make_tables, only_session
@@ -54,6 +57,8 @@ def eventful() -> list[Operation]:
             ]
         for _ in range(chance.randrange(20)):
             operations += [Steps(chance.randrange(1, 12)), Wait(chance.choice([1, 40, 600]))]
+        # It is refused: requests hold blocks.
+        operations += [Add(0, 40, 9, 40), Steps(2), Reset()]
         if stretch % 3 == 2:
             operations += [Steps(900), Reset(), Wait(700), Reset(), Wait(2_500)]
     return operations
@@ -244,6 +249,8 @@ def test_a_reset_fires_at_the_next_second(recording: Recording) -> None:
         for row in recording.tables.rows("kv_cache_allocations.csv")
         if row["event"] == "reset"
     }
+    events = [row["event"] for row in recording.tables.rows("kv_cache_allocations.csv")]
+    assert events.count("reset_refused") > 2
     first = {second for second in resets if second - 1 not in resets}
     found = fired(recording, "reset")
     assert {second for second, _ in found} == first
@@ -316,3 +323,42 @@ def test_a_part_that_ends_early(tmp_path: Path, part: str | None) -> None:
         found += [(second, text) for text in watched.read(follower, now)]
     follower.close()
     assert found == ([] if part else [(4, "preemptions<1/3s: 0 on engine 0")])
+
+
+def test_an_engine_that_is_gone_without_its_end(tmp_path: Path) -> None:
+    """It is named once, and neither one that ended nor one that was gone before."""
+    process = subprocess.Popen(["sleep", "600"])
+    of = {"pid": process.pid, "start": processes.start_of(process.pid)}
+    me = {"pid": os.getpid(), "start": processes.start_of(os.getpid())}
+    engines = [EngineJournal(tmp_path, rank, **each) for rank, each in enumerate((me, of, me, {}))]
+    ended, killed, *others = engines
+    for number, engine in enumerate(engines):
+        engine.allocated(10**5 + number, 1)
+        engine.flush()
+    follower = Follower(ended.folder, ended.folder)
+    watched = Triggers(read_when("crash"))
+
+    def look(second: int) -> list[str]:
+        follower.discover()
+        while follower.read():
+            pass
+        now = ended.at(10**6 * second)
+        follower.apply(now)
+        return watched.read(follower, now)
+
+    assert look(1) == []
+    ended.recorder.close()
+    killed.allocated(3 * 10**6 - 1, 2)
+    killed.killed()
+    assert look(2) == []
+    process.kill()
+    process.wait()
+    # Not all that it wrote is applied.
+    assert look(2) == []
+    assert watched.waits_for(follower)
+    assert look(3) == ["crash: engine 1 is gone"]
+    assert not watched.waits_for(follower)
+    assert look(4) == []
+    follower.close()
+    for engine in others:
+        engine.killed()

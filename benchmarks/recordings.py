@@ -83,15 +83,18 @@ def journal_bytes(session: Path) -> int:
     return sum(path.stat().st_size for path in session.glob("journal/*.journal"))
 
 
-def complete(recording: Path, target: Path, program: Sequence[str] = COLLECTOR) -> Usage:
-    """Copy a recorded session to ``target``, and have a program of ours complete its tables.
+def complete(
+    recording: Path, target: Path, program: Sequence[str] = COLLECTOR, **variables: str
+) -> Usage:
+    """Copy a recorded session to ``target``, and have a program of ours complete its tables, with
+    these variables in its environment.
 
     Raises:
         BenchmarkError: it failed.
 
     """
     shutil.copytree(recording, target)
-    environ = environment.variables(target.parent)
+    environ = {**environment.variables(target.parent), **variables}
     usage = measured([sys.executable, *program, str(target)], environ, environment.ROOT)
     if not sessions.metadata(target).get("ended_at"):
         raise BenchmarkError(f"{' '.join(program)} did not complete the session")

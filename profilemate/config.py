@@ -15,6 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profilemate.format.keep import read_keep
+from profilemate.format.when import (
+    DEFAULT_LAST_SEC,
+    DEFAULT_LIMIT,
+    Condition,
+    Limit,
+    NotUnderstoodError,
+    read_last,
+    read_limit,
+    read_when,
+)
 
 SWITCH = "VLLM_PROFILING"
 ENABLE_SWITCH = "VLLM_ENABLE_PROFILING"
@@ -27,6 +37,9 @@ GPU_TIMING = "VLLM_PROFILING_GPU_TIMING"
 GPU_INTERVAL = "VLLM_PROFILING_GPU_INTERVAL"
 KEEP = "VLLM_PROFILING_KEEP"
 METRICS = "VLLM_PROFILING_METRICS"
+SNAPSHOT_WHEN = "VLLM_PROFILING_SNAPSHOT_WHEN"
+SNAPSHOT_LIMIT = "VLLM_PROFILING_SNAPSHOT_LIMIT"
+SNAPSHOT_LAST = "VLLM_PROFILING_SNAPSHOT_LAST"
 NAMES = (
     SWITCH,
     ENABLE_SWITCH,
@@ -38,6 +51,9 @@ NAMES = (
     GPU_INTERVAL,
     KEEP,
     METRICS,
+    SNAPSHOT_WHEN,
+    SNAPSHOT_LIMIT,
+    SNAPSHOT_LAST,
 )
 
 Address = tuple[str, int]
@@ -83,6 +99,12 @@ class Config:
     """How much of a session is kept, as ``profilemate.format.keep`` reads it."""
     metrics: Address | None
     """Where the collector offers metrics; None: nowhere."""
+    snapshot_when: tuple[Condition, ...]
+    """When the collector takes a snapshot by itself: if any of these is met."""
+    snapshot_limit: Limit
+    """How many of them it takes."""
+    snapshot_last_sec: float
+    """How much before its end each of them covers, at least."""
     problems: tuple[str, ...]
     """One line for each value that was not understood."""
 
@@ -181,8 +203,46 @@ def read(environ: Mapping[str, str]) -> Config:
         gpu_interval_sec=seconds(GPU_INTERVAL, DEFAULT_GPU_INTERVAL_SEC),
         keep=keep(KEEP),
         metrics=address(METRICS),
+        snapshot_when=_snapshot_when(environ, problems),
+        snapshot_limit=_snapshot_limit(environ, problems),
+        snapshot_last_sec=_snapshot_last(environ, problems),
         problems=tuple(problems),
     )
+
+
+def _snapshot_when(environ: Mapping[str, str], problems: list[str]) -> tuple[Condition, ...]:
+    value = environ.get(SNAPSHOT_WHEN, "").strip()
+    try:
+        return read_when(value)
+    except NotUnderstoodError as error:
+        problems.append(
+            f"{SNAPSHOT_WHEN}={shortened(value, LONGEST_SHOWN)} is not understood ({error}; "
+            "'or' joins conditions); no snapshot is taken by itself"
+        )
+        return ()
+
+
+def _snapshot_limit(environ: Mapping[str, str], problems: list[str]) -> Limit:
+    value = environ.get(SNAPSHOT_LIMIT, "").strip()
+    found = read_limit(value)
+    if found is None:
+        problems.append(
+            f"{SNAPSHOT_LIMIT}={shortened(value, LONGEST_SHOWN)} is not understood (a number of "
+            "snapshots and the least time between two, as 5,10m, or one of them); the default is "
+            "used: 5,10m"
+        )
+    return found or DEFAULT_LIMIT
+
+
+def _snapshot_last(environ: Mapping[str, str], problems: list[str]) -> float:
+    value = environ.get(SNAPSHOT_LAST, "").strip()
+    found = read_last(value)
+    if found is None:
+        problems.append(
+            f"{SNAPSHOT_LAST}={shortened(value, LONGEST_SHOWN)} is not understood (a time as 30s, "
+            "10m or 1h); the default is used: 10m"
+        )
+    return found or DEFAULT_LAST_SEC
 
 
 def _address(value: str) -> Address | None:

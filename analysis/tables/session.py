@@ -526,9 +526,10 @@ def _opened(directory: Path, *, complete: bool) -> Session:
 
 def _of_snapshot(metadata: Mapping[str, Any]) -> str:
     snapshot = snapshot_of(metadata)
-    return (
-        "" if snapshot is None else f"it is a snapshot of {snapshot.of}, taken {snapshot.taken_at}"
-    )
+    if snapshot is None:
+        return ""
+    reason = f" ({snapshot.reason})" if snapshot.reason else ""
+    return f"it is a snapshot of {snapshot.of}, taken {snapshot.taken_at}{reason}"
 
 
 def _anothers(owner: str) -> str:

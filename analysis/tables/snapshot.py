@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of which session is this one a snapshot, ``profilemate snapshot``?"""
+"""Of which session is this one a snapshot, and why was it taken?"""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from analysis.tables.metadata import flag, part, text
 @dataclass(frozen=True)
 class Snapshot:
     """``of``: the session's name. ``taken_at``: the wall clock (ISO 8601, UTC). ``was_running``:
-    vLLM went on. Then the tables need not reach equally far, and requests had not ended."""
+    vLLM went on. Then the tables need not reach equally far, and requests had not ended.
+    ``reason``: why it was taken; None where that is not known."""
 
     of: str
     taken_at: str
     was_running: bool
+    reason: str | None
 
 
 def of(metadata: Mapping[str, Any]) -> Snapshot | None:
@@ -26,4 +28,5 @@ def of(metadata: Mapping[str, Any]) -> Snapshot | None:
     name, taken_at = text(said.get("of")), text(said.get("taken_at"))
     if name is None or taken_at is None:
         return None
-    return Snapshot(name, taken_at, flag(said.get("was_running")) is not False)
+    was_running = flag(said.get("was_running")) is not False
+    return Snapshot(name, taken_at, was_running, text(said.get("reason")))

@@ -12,6 +12,7 @@ from pathlib import Path
 from profilemate.collector import complete_if_ended, leftovers
 from profilemate.collector.follow import follow
 from profilemate.collector.lock import Lock
+from profilemate.collector.snapshots import Asked
 from profilemate.format.collecting import CANNOT_COMPLETE, COMPLETE, RUNNING
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
@@ -24,20 +25,23 @@ other in a circle, and at Python's own 700 each run would search the events of m
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""
+    asked = Asked()
+    # From the very start: who asks too early must not end the process.
+    signal.signal(signal.SIGUSR2, lambda *_: setattr(asked, "now", True))
     gc.set_threshold(GARBAGE)
     match arguments:
         case ["--complete", folder]:
             return _complete(Path(folder))
         case ["--detach", folder]:
-            return _follow(Path(folder), detached=True)
+            return _follow(Path(folder), detached=True, asked=asked)
         case [folder]:
-            return _follow(Path(folder), detached=False)
+            return _follow(Path(folder), detached=False, asked=asked)
         case _:
             print("usage: python -m profilemate.collector [--complete] SESSION", file=sys.stderr)
             return 1
 
 
-def _follow(path: Path, *, detached: bool) -> int:
+def _follow(path: Path, *, detached: bool, asked: Asked | None = None) -> int:
     """Follow one session to its end; returns at once where another collector does already."""
     try:
         with Folder.own(path) as session, session.folder(JOURNAL_FOLDER) as journals:
@@ -47,7 +51,7 @@ def _follow(path: Path, *, detached: bool) -> int:
                 _quieten(journals)
             with Lock(journals) as lock:
                 if lock.acquire() and session.holds(journals, JOURNAL_FOLDER):
-                    follow(session, journals)
+                    follow(session, journals, asked)
             leftovers.clear(session, locked=False)
     except (SessionError, OSError) as error:
         print(*str(error).splitlines(), file=sys.stderr)

@@ -288,7 +288,7 @@ class Engine:
         if asking is not None and parts and parts[0][0] == NOBODY:
             parts = [((asking.number, 0), blocks)]
             self._lookups.allocated(asking)
-            asking.admitted = asking.admitted or time
+            self._first_admitted(asking, time)
         pool = self._pools[number]
         handed_out = list(self._by_owner(number, parts))
         cell, group, _ = handed_out[0] if handed_out else ("", 0, [])
@@ -490,8 +490,7 @@ class Engine:
 
     def _step_ended(self, began: int, ended: int, numbers: list[int]) -> None:
         for request in self._admitted:
-            if request.admitted is None:
-                request.admitted = began
+            self._first_admitted(request, began)
         self._admitted.clear()
         self._looked_up, self._asked = self._asked, []
         running, waiting, tokens, prefill, scheduled, *free_counts = numbers
@@ -499,6 +498,23 @@ class Engine:
         self._steps.ended(began, ended, when, running, waiting, tokens, prefill, scheduled)
         self._totals.steps.append((ended - began, tokens, prefill, scheduled))
         self._write_usage(ended, when, running, waiting, free_counts)
+
+    def _first_admitted(self, request: Request, time: int) -> None:
+        """The request is admitted; only the first time counts."""
+        if request.admitted is None:
+            request.admitted = time
+            if self._totals.waits is not None and not request.came_before:
+                self._totals.waits.append(max(0, time - request.arrived))
+
+    def waiting_ns(self, now: int) -> list[int]:
+        """How long each request has waited that has never been admitted, in nanoseconds. Of one that
+        came before the recording went on that is not known."""
+        requests = self._requests.values()
+        return [
+            now - request.arrived
+            for request in requests
+            if request.admitted is None and not request.came_before
+        ]
 
     def _updated(self, time: int, numbers: list[int]) -> None:
         running, waiting, *free_counts = numbers

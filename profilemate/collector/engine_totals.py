@@ -37,11 +37,16 @@ def _three() -> list[int]:
 class PoolTotals:
     """One pool: its state after its last change, and how long it was how full."""
 
-    __slots__ = ("band", "band_ns", "cached", "held", "peak_held", "since", "total")
+    __slots__ = (
+        *("band", "band_ns", "cached", "held", "least_held", "most_held", "peak_held", "since"),
+        "total",
+    )
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.held = 0
+        self.least_held = self.most_held = 0
+        """Since the last call of ``extremes``."""
         self.cached = 0
         self.peak_held = 0
         self.band_ns = [0] * len(BANDS)
@@ -55,8 +60,12 @@ class PoolTotals:
             self.band_ns[self.band] += max(0, time - self.since)
         self.since, self.cached, self.held = time, cached, held
         self.band = _band(usage_pct)
-        if held > self.peak_held:
-            self.peak_held = held
+        if held < self.least_held:
+            self.least_held = held
+        elif held > self.most_held:
+            self.most_held = held
+            if held > self.peak_held:
+                self.peak_held = held
 
     def change_often(
         self,
@@ -71,12 +80,19 @@ class PoolTotals:
         is_one_band = band == _band(max(usages_pct))
         if is_one_band and min(map(sub, times[1:], times), default=0) >= 0:
             # So for most stretches, and without a look at each state.
+            self.change(first, usages_pct[0], min(helds), 0)
             self.change(first, usages_pct[0], max(helds), 0)
             self.band_ns[band] += last - first
             self.since, self.cached, self.held = last, cacheds[-1], helds[-1]
         else:
             for state in zip(times, usages_pct, helds, cacheds, strict=True):
                 self.change(*state)
+
+    def extremes(self) -> tuple[int, int]:
+        """The least and the most blocks that requests held at once since the last call."""
+        found = self.least_held, self.most_held
+        self.least_held = self.most_held = self.held
+        return found
 
     def bands_until(self, time: int) -> list[int]:
         """How long the pool was in each band, up to this time."""
@@ -97,6 +113,7 @@ class PoolTotals:
 
     def restore(self, state: Any) -> None:
         self.held, self.cached, self.peak_held, band_ns, self.band, self.since = state
+        self.least_held = self.most_held = self.held
         self.band_ns = list(band_ns)
 
 
@@ -198,6 +215,9 @@ class EngineTotals:
         self.preemptions = 0
         self.running = 0
         self.waiting = 0
+        self.waits: list[int] | None = None
+        """How long each request waited that was admitted for the first time, in nanoseconds; None
+        where nobody asks for it. Who asks for it takes them out."""
         self.losses: defaultdict[LossKey, list[LostBlocks]] = defaultdict(list)
         self.unknown_losses: defaultdict[LossKey, list[LostUnknown]] = defaultdict(list)
         self.changes = everywhere.changes

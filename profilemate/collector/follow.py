@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 from profilemate import config
@@ -16,10 +17,13 @@ from profilemate.collector.gpu_memory import Sampler
 from profilemate.collector.journal_reader import READ_BYTES
 from profilemate.collector.pace import BEHIND_SEC, CAUGHT_UP_SEC, gently
 from profilemate.collector.rotation import Rotation
+from profilemate.collector.snapshots import Asked, Snapshots
+from profilemate.collector.triggers import SECOND_NS, Triggers
 from profilemate.format import session
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.keep import DEFAULT, read_keep
+from profilemate.format.when import Condition
 
 POLL_SEC = 0.1
 METADATA_SEC = 2.0
@@ -36,8 +40,13 @@ FIRST_SEC = 60.0
 """Who starts a collector has made a journal. Where none comes for so long, it was deleted."""
 
 
-def follow(folder: Folder, journals: Folder) -> None:
+def follow(folder: Folder, journals: Folder, asked: Asked | None = None) -> None:
     """Follow the session to its end, and remove its journals when the tables are complete.
+
+    Args:
+        folder: the session's.
+        journals: that of its journals.
+        asked: whether somebody asks for a snapshot.
 
     Raises:
         SessionError: the session cannot be read, its journals were deleted meanwhile, or not all
@@ -46,7 +55,7 @@ def follow(folder: Folder, journals: Folder) -> None:
 
     """
     leftovers.clear(folder, locked=True)
-    work = _Work(folder, journals)
+    work = _Work(folder, journals, asked or Asked())
     while not work.is_done:
         gently(work.until_behind)
         if not work.is_done:
@@ -67,10 +76,11 @@ def follow(folder: Folder, journals: Folder) -> None:
 class _Work:
     """What is done again and again until the session has ended. ``is_done``: it has."""
 
-    def __init__(self, folder: Folder, journals: Folder) -> None:
+    def __init__(self, folder: Folder, journals: Folder, asked: Asked) -> None:
         founding = session.read_founding(journals)
+        settings = config.read(os.environ)
         self.is_done = False
-        endpoint = Endpoint(config.read(os.environ).metrics)
+        endpoint = Endpoint(settings.metrics)
         sampler = Sampler(founding.origin_ns)
         self.follower = Follower(folder, folder, sampler, journals, endpoint)
         self.follower.segments.clear()
@@ -78,6 +88,15 @@ class _Work:
         self.follower.tables.begin_anew(gpu_memory.TABLE)
         self._folder = folder
         self._rotation = Rotation(self.follower, read_keep(founding.keep) or DEFAULT)
+        self._asked = asked
+        self._triggers = Triggers(settings.snapshot_when)
+        self._snapshots = Snapshots(
+            self.follower, self._rotation, settings.snapshot_limit, settings.snapshot_last_sec
+        )
+        self.follower.snapshots.when = _shown(settings.snapshot_when)
+        # A collector before this one has seen to what came earlier.
+        self._fires_from = time.monotonic_ns()
+        self._next_reading = founding.origin_ns + self._seconds_done() * SECOND_NS
         self._began = time.monotonic()
         self._next_metadata = self._next_totals = 0.0
         self._late_sec = 0.0
@@ -106,12 +125,13 @@ class _Work:
         until = time.monotonic_ns() - MERGE_NS
         unread = follower.unread_since
         until = until if unread is None else min(until, unread)
-        first = follower.apply(until)
+        first = self._apply(until)
         follower.lags(0 if first is None else time.monotonic_ns() - first)
         self._late_sec = follower.last_lag_ns / 1e9
         if not self._folder.has_folder(session.JOURNAL_FOLDER):
             _end_without_journals(follower)
         self._rotation.turn(until)
+        self._take_snapshots(until)
         pauses = follower.pauses
         if time.monotonic() >= self._next_metadata or pauses != self._pauses:
             self._pauses = pauses
@@ -122,10 +142,51 @@ class _Work:
         elif time.monotonic() >= self._next_totals:
             follower.write_totals(ended=False)
             self._next_totals = time.monotonic() + TOTALS_SEC
-        if not alive and not read and follower.retire():
+        if not alive and not read and self._may_end() and follower.retire():
             self.is_done = True
         elif read < BACKLOG_BYTES:
             time.sleep(POLL_SEC)
+
+    def _apply(self, until: int) -> int | None:
+        """Apply all episodes up to ``until``, and see at each whole second whether a snapshot is to
+        be taken; returns the time of the first episode, None where there was none."""
+        first: int | None = None
+        while self._triggers.reads and self._next_reading <= until:
+            now = self._next_reading
+            first = _earlier(first, self.follower.apply(now))
+            fired = self._triggers.read(self.follower, now, fires=now >= self._fires_from)
+            self._snapshots.fire(fired, self.follower.seconds(now))
+            self._next_reading += SECOND_NS
+        return _earlier(first, self.follower.apply(until))
+
+    def _take_snapshots(self, until: int) -> None:
+        if self._asked.now:
+            self._asked.now = False
+            self._snapshots.ask()
+        if self._snapshots.turn(until):
+            self._next_metadata = 0.0
+
+    def _may_end(self) -> bool:
+        """Whether the session may be completed now: no snapshot is on its way, or about to be."""
+        now = time.monotonic_ns()
+        if self._triggers.waits_for(self.follower):
+            self._snapshots.fire(self._triggers.crashes(self.follower), self.follower.seconds(now))
+        return not self._snapshots.is_busy and not self._triggers.waits_for(self.follower)
+
+    def _seconds_done(self) -> int:
+        """The first whole second of the session at which nothing more than now is applied."""
+        states = (producer.state for producer in self.follower.ordered())
+        last = max((state.last_ns for state in states if state), default=0)
+        done = max(0, last - self.follower.founding.origin_ns)
+        return max(1, -(-done // SECOND_NS))
+
+
+def _shown(conditions: Sequence[Condition]) -> str | None:
+    return " or ".join(each.text for each in conditions) or None
+
+
+def _earlier(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first
 
 
 def _end_without_journals(follower: Follower) -> NoReturn:

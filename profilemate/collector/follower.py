@@ -8,7 +8,7 @@ import os
 from bisect import bisect_right
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from profilemate.collector import gpu_memory, metadata, totals_file, worker
 from profilemate.collector.decode import Episode
@@ -16,14 +16,23 @@ from profilemate.collector.endpoint import Endpoint
 from profilemate.collector.gpu_memory import Sampler
 from profilemate.collector.producer import Producer
 from profilemate.collector.segments import Segments
+from profilemate.collector.snapshot_log import SnapshotLog
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
 from profilemate.format import session
 from profilemate.format.folder import Folder
 from profilemate.format.journal import file_name, parse_name
+from profilemate.format.totals import TOTALS_FILE, RunTotals
 
 _time = attrgetter("time")
+
+
+class Papers(NamedTuple):
+    """What a session has beside its tables at a moment: files by name, and its metadata.json."""
+
+    files: dict[str, bytes]
+    metadata: dict[str, Any]
 
 
 class Follower:
@@ -56,6 +65,7 @@ class Follower:
         self.last_lag_ns = 0
         self.hurries = 0
         self.segments = Segments(self.folder)
+        self.snapshots = SnapshotLog.of(self.folder)
         self._needed: dict[str, int] = {}
         self._sampler = sampler
         self._endpoint = endpoint or Endpoint(None)
@@ -214,8 +224,36 @@ class Follower:
 
     def write_totals(self, *, ended: bool) -> None:
         """Write totals.json, and offer the same as metrics."""
+        found = self._run_totals(ended=ended)
+        totals_file.write(self.tables.folder, found)
+        self._endpoint.show(found)
+
+    def write(self, *, ended: bool) -> None:
+        """Write the rows, the totals and metadata.json."""
+        self.tables.flush()
+        worker.write_usage(self.tables.folder, self._workers())
+        self.write_totals(ended=ended)
+        metadata.write(self.tables.folder, self._metadata(ended=ended), self.totals)
+
+    def papers(self) -> Papers:
+        """What a session has beside its tables, as it is now."""
+        self.tables.flush()
+        summary = self.totals.summary()
+        found = {
+            worker.USAGE_TABLE: worker.usage_table(self._workers()),
+            metadata.SUMMARY_FILE: None if summary is None else summary.encode(),
+            TOTALS_FILE: totals_file.as_bytes(self._run_totals(ended=False)),
+        }
+        files = {name: content for name, content in found.items() if content is not None}
+        return Papers(files, self._metadata(ended=False))
+
+    def _workers(self) -> list[Worker]:
+        states = (producer.state for producer in self.ordered())
+        return [state for state in states if isinstance(state, Worker)]
+
+    def _run_totals(self, *, ended: bool) -> RunTotals:
         followed = self._sampler is not None
-        found = totals_file.content(
+        return totals_file.content(
             self.founding,
             self.ordered(),
             self.totals,
@@ -226,27 +264,17 @@ class Follower:
             },
             ended=ended,
         )
-        totals_file.write(self.tables.folder, found)
-        self._endpoint.show(found)
 
-    def write(self, *, ended: bool) -> None:
-        """Write the rows, the totals and metadata.json."""
-        self.tables.flush()
-        producers = self.ordered()
-        workers = [producer.state for producer in producers if isinstance(producer.state, Worker)]
-        worker.write_usage(self.tables.folder, workers)
-        self.write_totals(ended=ended)
+    def _metadata(self, *, ended: bool) -> dict[str, Any]:
         sampler = self._sampler
-        sampling = sampler.state() if sampler else gpu_memory.earlier_sampling(self.folder)
-        metadata.write(
-            self.tables.folder,
+        return metadata.content(
             self.founding,
-            producers,
+            self.ordered(),
             self.tables,
-            self.totals,
-            sampling,
+            sampler.state() if sampler else gpu_memory.earlier_sampling(self.folder),
             self._endpoint.state(),
             segments=self.segments,
+            snapshots=self.snapshots.content(),
             ended=ended,
             lag_sec=self.lag_ns / 1e9 if self.lag_ns else None,
             hurries=self.hurries,
@@ -291,14 +319,9 @@ class Follower:
         return any(producer.problem is not None for producer in self.producers.values())
 
     @property
-    def pauses(self) -> list[tuple[int, bool]]:
-        """How often each process has paused, and whether it has gone on."""
-        return [
-            (len(times), bool(times) and times[-1][1] is not None)
-            for producer in self.ordered()
-            if producer.state is not None
-            for times in [producer.state.pauses.times]
-        ]
+    def pauses(self) -> list[int]:
+        """Of each process a number that changes whenever it pauses or goes on."""
+        return [each.state.pauses.turns for each in self.ordered() if each.state is not None]
 
     @property
     def size(self) -> int:

@@ -12,13 +12,14 @@ import re
 
 from profilemate.collector.metadata import SUMMARY_FILE
 from profilemate.collector.worker import USAGE_TABLE
-from profilemate.format import processes
+from profilemate.format import processes, snapshot
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.session import KEPT_FOLDER, METADATA_FILE
 
 _SCRATCH = ".completing-"
 _DONE = ".journal-done-"
+_MAKING = ".making-"
 
 _WRITTEN_WHOLE = "|".join(map(re.escape, (METADATA_FILE, SUMMARY_FILE, USAGE_TABLE)))
 _LEFTOVER = re.compile(
@@ -30,6 +31,11 @@ _LEFTOVER = re.compile(
 def scratch_name() -> str:
     """A name for a folder of new tables, which says whose it is."""
     return _name(_SCRATCH)
+
+
+def snapshot_scratch_name(snapshot: str) -> str:
+    """A name, beside the session, for the folder of a snapshot that is being made."""
+    return f".{snapshot}{_MAKING}{os.urandom(3).hex()}"
 
 
 def remove_journals(session: Folder, journals: Folder, name: str) -> None:
@@ -64,6 +70,19 @@ def clear(session: Folder, *, locked: bool) -> None:
             # It is harmless where it lies, and the next one who comes tries again.
             with contextlib.suppress(OSError, SessionError):
                 _remove(session, name)
+    if locked:
+        _clear_snapshots(session)
+
+
+def _clear_snapshots(session: Folder) -> None:
+    """Remove the halves of snapshots, which only its collector makes."""
+    begin = re.escape(f".{snapshot.prefix_of(session.name)}")
+    half = re.compile(rf"{begin}\w+{re.escape(_MAKING)}[0-9a-f]+")
+    with contextlib.suppress(OSError, SessionError), session.parent() as parent:
+        for entry in parent.names():
+            if half.fullmatch(entry):
+                with contextlib.suppress(OSError, SessionError):
+                    _remove(parent, entry)
 
 
 def _remove(session: Folder, name: str) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,7 +12,7 @@ from profilemate.collector import gpu_facts
 from profilemate.collector.engine import Engine
 from profilemate.collector.gpu_memory import Sampling
 from profilemate.collector.producer import Producer
-from profilemate.collector.segments import Segments
+from profilemate.collector.segments import Closed, Segments
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
@@ -24,54 +24,54 @@ FORMAT_VERSION = 1
 SUMMARY_FILE = "kv_cache_summary.txt"
 
 
-def write(
-    folder: Folder,
-    founding: Founding,
-    producers: Sequence[Producer],
-    tables: Tables,
-    totals: Totals,
-    sampling: Sampling,
-    metrics: dict[str, Any] | None,
-    *,
-    segments: Segments,
-    ended: bool,
-    lag_sec: float | None = None,
-    hurries: int = 0,
-) -> None:
+def write(folder: Folder, content: dict[str, Any], totals: Totals) -> None:
     """Write both files, each whole or not at all.
 
     Args:
         folder: the session's folder.
+        content: of metadata.json.
+        totals: the session's totals.
+
+    """
+    summary = totals.summary()
+    if summary is not None:
+        folder.write(SUMMARY_FILE, summary.encode())
+    folder.write(METADATA_FILE, as_bytes(content))
+
+
+def as_bytes(content: Mapping[str, Any]) -> bytes:
+    """metadata.json."""
+    return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def content(
+    founding: Founding,
+    producers: Sequence[Producer],
+    tables: Tables,
+    sampling: Sampling,
+    metrics: dict[str, Any] | None,
+    *,
+    segments: Segments,
+    snapshots: dict[str, Any] | None,
+    ended: bool,
+    lag_sec: float | None = None,
+    hurries: int = 0,
+) -> dict[str, Any]:
+    """All of metadata.json.
+
+    Args:
         founding: what the session's first process settled.
         producers: every process that wrote a journal, in the order of their names.
         tables: the tables.
-        totals: the session's totals.
         sampling: how GPU memory was sampled.
-        segments: the closed parts of the tables.
         metrics: where metrics are offered, and what is wrong with it; None where they are not.
+        segments: the closed parts of the tables.
+        snapshots: what was taken by itself, and what was not; None where nothing was asked for.
         ended: every producer is gone, and all that it wrote is in the tables.
         lag_sec: the longest that an event took to reach its table; None where not followed.
         hurries: how often the collector was late, and gave way no more.
 
     """
-    content = _metadata(founding, producers, tables, sampling, segments, ended, lag_sec, hurries)
-    content["metrics"] = metrics
-    summary = totals.summary()
-    if summary is not None:
-        folder.write(SUMMARY_FILE, summary.encode())
-    folder.write(METADATA_FILE, json.dumps(content, indent=2).encode() + b"\n")
-
-
-def _metadata(
-    founding: Founding,
-    producers: Sequence[Producer],
-    tables: Tables,
-    sampling: Sampling,
-    segments: Segments,
-    ended: bool,
-    lag_sec: float | None,
-    hurries: int,
-) -> dict[str, Any]:
     engines = [producer for producer in producers if isinstance(producer.state, Engine)]
     workers = [producer for producer in producers if isinstance(producer.state, Worker)]
     workers.sort(key=lambda producer: int(producer.header["rank"]))
@@ -92,7 +92,8 @@ def _metadata(
         "complete": ended and not dropped and not failed,
         "dropped_events": dropped,
         "segments": len(segments.closed),
-        "window": _window(segments),
+        "window": window(segments.closed),
+        "snapshots": snapshots,
         "host": founding.host,
         "argv": founding.argv,
         "versions": either.get("versions", {}),
@@ -122,6 +123,7 @@ def _metadata(
             "collector_hurries": hurries,
             "rows_dropped": 0,
         },
+        "metrics": metrics,
     }
 
 
@@ -134,11 +136,11 @@ def _parallel(engines: Sequence[Producer]) -> dict[str, Any] | None:
     return {**stated, "data": max(ranks, stated.get("data") or 1)}
 
 
-def _window(segments: Segments) -> dict[str, Any] | None:
-    """What is left of the run; None where all of it is."""
-    first = segments.window
-    if first is None:
+def window(segments: Sequence[Closed]) -> dict[str, Any] | None:
+    """What is left of the run where these segments are the first; None where all of it is."""
+    if not segments or segments[0].number == 1:
         return None
+    first = segments[0]
     return {
         "begin_sec": first.begin_sec,
         "removed_segments": first.number - 1,

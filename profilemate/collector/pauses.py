@@ -15,9 +15,21 @@ class Pauses:
 
     def __init__(self) -> None:
         self.times: list[list[int | None]] = []
+        self._count = 0
+
+    @property
+    def is_now(self) -> bool:
+        """Whether the recording is paused."""
+        return bool(self.times) and self.times[-1][1] is None
+
+    @property
+    def turns(self) -> int:
+        """Changes whenever the recording pauses or goes on."""
+        return 2 * self._count - self.is_now
 
     def begin(self, time: int) -> None:
         """The recording pauses."""
+        self._count += 1
         self.times = [*self.times[1 - MOST_PAUSES :], [time, None]]
 
     def end(self, time: int) -> None:

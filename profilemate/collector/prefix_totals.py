@@ -84,6 +84,12 @@ class PrefixTotals:
         self.fold()
         self._counted.clear()
 
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens that were asked for and found, each admitted request counted once."""
+        self.fold()
+        return self._once[2], self._once[3]
+
     def content(self) -> totals.PrefixCache:
         """As in ``totals.json``."""
         self.fold()

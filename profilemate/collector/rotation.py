@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -29,7 +30,10 @@ RETRY_SEC = 10.0
 
 
 class Rotation:
-    """Ends segments, and removes the oldest ones beyond what is to be kept."""
+    """Ends segments, and removes the oldest ones beyond what is to be kept.
+
+    While it ``is_held``, none is removed.
+    """
 
     def __init__(self, follower: Follower, keep: Keep) -> None:
         self._follower = follower
@@ -38,6 +42,7 @@ class Rotation:
         self._began = time.monotonic()
         self._read_before = follower.position
         self._next_try = 0.0
+        self.is_held = False
 
     def turn(self, applied_ns: int) -> None:
         """Do what is due. All episodes up to ``applied_ns`` have been applied, and no later one.
@@ -63,17 +68,30 @@ class Rotation:
             and self._is_due(now)
             and self._follower.can_be_saved
         ):
-            try:
-                self._follower.cut(applied_ns)
-            except OSError:
-                self._next_try = now + RETRY_SEC
-                return
-            self._began, self._read_before = now, self._follower.position
+            with contextlib.suppress(OSError):
+                self.cut(applied_ns)
+
+    def cut(self, applied_ns: int) -> None:
+        """End the open segment here.
+
+        Raises:
+            OSError: that cannot be done now.
+
+        """
+        now = time.monotonic()
+        try:
+            self._follower.cut(applied_ns)
+        except OSError:
+            self._next_try = now + RETRY_SEC
+            raise
+        self._began, self._read_before = now, self._follower.position
 
     def remove_old(self) -> None:
         """Remove the oldest segments beyond what is to be kept. The last one always stays: it has
         the state from which everything goes on."""
         segments, keep = self._segments, self._keep
+        if self.is_held:
+            return
         oldest = -1.0
         if keep.most_sec is not None:
             oldest = self._follower.seconds(time.monotonic_ns()) - keep.most_sec

@@ -29,6 +29,7 @@ from profilemate.format.folder import Folder
 from profilemate.format.segments import (
     CLOSING_PREFIX,
     INDEX_FILE,
+    OPENING_PREFIX,
     folder_name,
     packed_name,
 )
@@ -50,8 +51,8 @@ _PART_BYTES = 1 << 20
 @dataclass(frozen=True)
 class Closed:
     """A closed segment: when it begins and ends, in seconds of the session, and the bytes of its
-    files. ``plain_bytes`` are those before compression, ``before_bytes`` the same of all segments
-    before it."""
+    files. ``plain_bytes`` are those of its rows before compression, ``before_bytes`` the same of
+    all segments before it."""
 
     number: int
     begin_sec: float
@@ -81,11 +82,6 @@ class Segments:
     def number(self) -> int:
         """The open segment's."""
         return self.closed[-1].number + 1 if self.closed else 1
-
-    @property
-    def window(self) -> Closed | None:
-        """The first segment, where those before it are gone; None where none is."""
-        return self.closed[0] if self.closed and self.closed[0].number > 1 else None
 
     @property
     def size(self) -> int:
@@ -242,6 +238,12 @@ def rows_being_closed(session: Folder, table: str) -> int:
     return rows
 
 
+def files_of(here: Folder, number: int) -> list[str]:
+    """The names of a closed segment's files, but for the state at its end. ``here``: the folder of
+    the segments."""
+    return [INDEX_FILE, *_index(here, number)["tables"]]
+
+
 def _being_closed(here: Folder) -> list[str]:
     """The folders of segments that are not closed yet."""
     return [
@@ -264,9 +266,11 @@ def _checkpoint(here: Folder, number: int) -> dict[str, Any]:
 
 
 def _closed(index: Mapping[str, Any]) -> Closed:
-    tables = index["tables"].values()
-    size = sum(each["bytes"] for each in tables)
-    plain = sum(each["plain_bytes"] for each in tables)
+    tables = index["tables"].items()
+    size = sum(each["bytes"] for _, each in tables)
+    # Opening rows repeat what earlier segments have.
+    rows = (each for name, each in tables if not name.startswith(OPENING_PREFIX))
+    plain = sum(each["plain_bytes"] for each in rows)
     return Closed(
         number=index["segment"],
         begin_sec=index["begin_sec"],

@@ -58,7 +58,12 @@ def content(
 
 def write(folder: Folder, found: totals.RunTotals) -> None:
     """Write the file, whole or not at all."""
-    folder.write(totals.TOTALS_FILE, json.dumps(found, separators=(",", ":")).encode() + b"\n")
+    folder.write(totals.TOTALS_FILE, as_bytes(found))
+
+
+def as_bytes(found: totals.RunTotals) -> bytes:
+    """totals.json."""
+    return json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
 
 def earlier_gpus(folder: Folder) -> dict[int, totals.Gpu]:

@@ -319,10 +319,17 @@ class Worker:
 
 def write_usage(folder: Folder, workers: Iterable[Worker]) -> None:
     """Write cuda_graph_usage.csv anew, whole or not at all; no file where it would have no row."""
+    content = usage_table(workers)
+    if content is not None:
+        folder.write(USAGE_TABLE, content)
+
+
+def usage_table(workers: Iterable[Worker]) -> bytes | None:
+    """All of cuda_graph_usage.csv; None where it would have no row."""
     rows = sorted(row for worker in workers for row in worker.usage())
-    if rows:
-        content = "\n".join([f"{COLUMNS[USAGE_TABLE]}", *(row for _, row in rows), ""])
-        folder.write(USAGE_TABLE, content.encode())
+    if not rows:
+        return None
+    return "\n".join([f"{COLUMNS[USAGE_TABLE]}", *(row for _, row in rows), ""]).encode()
 
 
 def _described(blob: bytes, length: int) -> list[Any]:

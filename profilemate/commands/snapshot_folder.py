@@ -5,30 +5,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from analysis import Session, open_session
-from analysis.errors import SessionError, unreadable
-from analysis.tables.files import opened
+from analysis.errors import SessionError
 from analysis.tables.metadata import number, part, parts, wall_clock, whole
 from analysis.tables.schema import FORMAT_VERSION, TABLES
 from analysis.tables.segments import Segment, find
 from analysis.tables.window import Window
 from profilemate.collector.metadata import SUMMARY_FILE
-from profilemate.format.segments import INDEX_FILE, folder_name
+from profilemate.format import snapshot
+from profilemate.format.folder import Folder
+from profilemate.format.segments import INDEX_FILE
 from profilemate.format.session import METADATA_FILE, SEGMENTS_FOLDER
 from profilemate.format.totals import TOTALS_FILE
 
 _TRIES = 20
 """While the files are linked, the session may remove its oldest segment, once in minutes."""
-
-_PART_BYTES = 1 << 20
 
 
 def take(path: Path | None, now: datetime, *, last_sec: float | None, target: Path | None) -> Path:
@@ -62,7 +60,7 @@ class _GoneError(Exception):
 
 def _place(session: Session, now: datetime) -> Path:
     folder = session.directory.resolve()
-    return folder.with_name(f"{folder.name}_snapshot_{now:%Y%m%d_%H%M%S}Z")
+    return folder.with_name(snapshot.name_of(folder.name, now))
 
 
 @contextlib.contextmanager
@@ -85,71 +83,45 @@ def _made(place: Path) -> Iterator[Path]:
 
 
 def _wanted(session: Session, last_sec: float | None) -> tuple[Segment, ...]:
-    """The segments to take. The newest is always one: it explains how the open one begins."""
+    """The segments to take."""
     segments = session.files.segments
-    if last_sec is None:
-        return segments
-    begin_sec = session.end_sec - last_sec
-    return tuple(one for one in segments[:-1] if one.index.end_sec > begin_sec) + segments[-1:]
+    ends = [one.index.end_sec for one in segments]
+    return segments[snapshot.wanted(ends, session.end_sec, last_sec) :]
 
 
-def _fill(folder: Path, session: Session, segments: tuple[Segment, ...], now: datetime) -> None:
-    if segments:
-        os.mkdir(folder / SEGMENTS_FOLDER, 0o700)
-    for segment in segments:
-        target = folder / SEGMENTS_FOLDER / folder_name(segment.number)
-        os.mkdir(target, 0o700)
-        for name in (INDEX_FILE, *segment.index.files):
-            _link(segment.folder / name, target / name)
-    for table in TABLES.values():
-        parts_of_text = session.plain_text(table.name)
-        if (first := next(parts_of_text, None)) is not None:
-            with _new(folder / table.file) as file:
-                file.write(first)
-                file.writelines(parts_of_text)
-    for name in (SUMMARY_FILE, TOTALS_FILE):
-        with contextlib.suppress(FileNotFoundError):
-            _copy(session.directory / name, folder / name)
-    text_bytes = find(folder, hold=False).text_bytes()
-    metadata = _metadata(session, segments, text_bytes, now)
-    with _new(folder / METADATA_FILE) as file:
-        file.write(json.dumps(metadata, indent=2).encode() + b"\n")
+def _fill(path: Path, session: Session, segments: tuple[Segment, ...], now: datetime) -> None:
+    with Folder.own(path) as folder:
+        _link(folder, session, segments)
+        for table in TABLES.values():
+            parts_of_text = session.plain_text(table.name)
+            if (first := next(parts_of_text, None)) is not None:
+                with snapshot.new_file(folder, table.file) as file:
+                    file.write(first)
+                    file.writelines(parts_of_text)
+        with Folder.anyones(session.directory) as source:
+            for name in (SUMMARY_FILE, TOTALS_FILE):
+                with contextlib.suppress(FileNotFoundError):
+                    snapshot.copy(source, folder, name)
+        text_bytes = find(path, hold=False).text_bytes()
+        metadata = _metadata(session, segments, text_bytes, now)
+        folder.write(METADATA_FILE, json.dumps(metadata, indent=2).encode() + b"\n")
 
 
-def _link(source: Path, target: Path) -> None:
-    """Give a segment's file a second name; copy it where that cannot be.
+def _link(folder: Folder, session: Session, segments: tuple[Segment, ...]) -> None:
+    """Give the snapshot these segments.
 
     Raises:
-        _GoneError: it is not there any more.
+        _GoneError: one is not there any more.
 
     """
+    if not segments:
+        return
+    files = {each.number: (INDEX_FILE, *each.index.files) for each in segments}
     try:
-        info = os.lstat(source)
-        # Another user's file, or one that others may read, would stay so under its second name.
-        if info.st_uid == os.geteuid() and info.st_mode & 0o7777 == 0o600:
-            with contextlib.suppress(OSError):
-                os.link(source, target, follow_symlinks=False)
-                return
-        _copy(source, target)
+        with Folder.anyones(session.directory / SEGMENTS_FOLDER) as source:
+            snapshot.link_segments(source, folder, files)
     except FileNotFoundError:
         raise _GoneError from None
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Raises FileNotFoundError where there is no source."""
-    try:
-        file = opened(source, follow=False)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable(source, error) from None
-    with file, _new(target) as copy:
-        shutil.copyfileobj(file, copy, _PART_BYTES)
-
-
-def _new(path: Path) -> Any:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
 
 
 def _metadata(
@@ -178,22 +150,19 @@ def _metadata(
     cost = dict(part(metadata, "cost"))
     if whole(cost.get("table_bytes")) is not None:
         cost["table_bytes"] = text_bytes + removed_bytes
-    return {
-        "format_version": FORMAT_VERSION,
-        **metadata,
-        "ended_at": metadata.get("ended_at") or _end(session),
-        "duration_sec": session.end_sec,
-        "complete": session.state == "complete" or _has_no_gap(session),
-        "segments": len(segments),
-        "window": window,
-        "cost": cost,
-        "snapshot": {
-            "of": session.directory.resolve().name,
-            "taken_at": _iso(now, "seconds"),
-            "begin_sec": begin_sec,
-            "was_running": session.goes_on,
-        },
-    }
+    return snapshot.metadata_of(
+        {"format_version": FORMAT_VERSION, **metadata},
+        of=session.directory.resolve().name,
+        reason=snapshot.BY_HAND,
+        now=now,
+        window=window,
+        segments=len(segments),
+        complete=session.state == "complete" or _has_no_gap(session),
+        was_running=session.goes_on,
+        ended_at=metadata.get("ended_at") or _end(session),
+        duration_sec=session.end_sec,
+        cost=cost,
+    )
 
 
 def _end(session: Session) -> str | None:
@@ -201,21 +170,11 @@ def _end(session: Session) -> str | None:
     began = wall_clock(session.metadata.get("started_at"))
     if began is None or session.state != "running":
         return None
-    # Rounded down: the tables have microseconds, and a time of day is no more exact than that.
-    after = timedelta(milliseconds=math.floor(session.end_sec * 1e3))
-    return _iso(datetime.fromtimestamp(began, timezone.utc) + after, "microseconds")
+    return snapshot.end_of(began, session.end_sec)
 
 
 def _has_no_gap(session: Session) -> bool:
-    """Whether a running session has recorded all so far, as ``complete`` says it of one that has
-    ended."""
+    """Whether a running session has recorded all so far."""
     metadata = session.metadata
-    failed = any(
-        process.get("problem") or process.get("hooks_failed") or process.get("lost")
-        for process in parts(metadata, "processes")
-    )
-    return session.state == "running" and not failed and not number(metadata.get("dropped_events"))
-
-
-def _iso(moment: datetime, timespec: str) -> str:
-    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
+    dropped = number(metadata.get("dropped_events"))
+    return session.state == "running" and snapshot.has_no_gap(parts(metadata, "processes"), dropped)

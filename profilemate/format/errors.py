@@ -3,6 +3,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class SessionError(Exception):
     """A session cannot be found, read or written. The text is one line: what, where, what to do."""
+
+
+def unreadable(path: Path, error: OSError) -> SessionError:
+    """What to say of a file or a folder that cannot be read."""
+    remedy = "; run this as its owner, or have it made readable to you"
+    is_refused = isinstance(error, PermissionError)
+    return SessionError(
+        f"cannot read {path}: {error.strerror or error}{remedy if is_refused else ''}"
+    )

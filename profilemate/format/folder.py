@@ -32,6 +32,11 @@ class Folder:
         self.fd = fd
         self.path = path
 
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.absolute().name
+
     @classmethod
     def anyones(cls, path: Path) -> Folder:
         """Open a folder that may be another user's, or be reached by links."""
@@ -51,6 +56,17 @@ class Folder:
     def folder(self, name: str) -> Folder:
         """Open a folder in this one, which must be the user's own, too; raises as ``own`` does."""
         return _own(self.path / name, name, self.fd)
+
+    def anyones_folder(self, name: str) -> Folder:
+        """Open a folder in this one, which may be another user's; a link to one is none."""
+        with self._naming(name):
+            fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
+        return Folder(fd, self.path / name)
+
+    def parent(self) -> Folder:
+        """Open the folder that this one lies in, wherever its path leads to by now."""
+        with self._naming(""):
+            return Folder(os.open("..", _FOLDER, dir_fd=self.fd), self.path.parent)
 
     def names(self) -> list[str]:
         """What is in it, sorted."""

@@ -20,7 +20,7 @@ from analysis.wording.printable import printable, shortened
 from profilemate.live.holders import Holder
 from profilemate.live.rates import Figures, Graphs, Median
 from profilemate.live.waiting import WORDS
-from profilemate.live.watching import RUNNING, EngineView, ProcessView, View
+from profilemate.live.watching import RUNNING, EngineView, ProcessView, SnapshotsView, View
 
 ORDERS: dict[str, Callable[[EngineView], float]] = {
     "number": lambda engine: engine.engine,
@@ -238,6 +238,8 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
     if view.behind_sec is not None and view.longest_behind_sec is not None:
         behind = f"{view.behind_sec:.1f} s behind, {view.longest_behind_sec:.1f} s at most"
         yield "Collector", f"{behind}; figures {view.age_sec or 0.0:.1f} s old"
+    if view.snapshots is not None:
+        yield "Snapshots", _snapshots(view.snapshots)
     if view.disk is not None:
         words = f"{byte_size(view.disk.bytes)} in {counted(view.disk.files, 'file')}"
         if view.segments:
@@ -245,6 +247,19 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
         if view.window_begin_sec is not None:
             words += f"; the tables begin at {duration(view.window_begin_sec)}"
         yield "On disk", words
+
+
+def _snapshots(found: SnapshotsView) -> str:
+    words = f"{found.taken:,} taken"
+    if found.left_out:
+        words += f", {found.left_out:,} left out by the limit"
+    if found.failed:
+        words += f", {found.failed:,} failed"
+    if found.last_name is not None:
+        words += f"; the last one: {printable(found.last_name)}"
+    if found.last_reason is not None:
+        words += f" ({printable(found.last_reason)})"
+    return words
 
 
 def _cost(process: ProcessView) -> str:

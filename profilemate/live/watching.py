@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.errors import SessionError
 from analysis.tables import pauses
-from analysis.tables.metadata import number, part, text, whole
+from analysis.tables.metadata import number, part, parts, text, whole
 from analysis.tables.metadata import read as read_metadata
 from analysis.tables.owner import another
 from profilemate.live import rates
@@ -81,6 +81,18 @@ class ProcessView:
 
 
 @dataclass(frozen=True)
+class SnapshotsView:
+    """The snapshots that the collector took. ``last_name``, ``last_reason``: of the last one; None
+    where there is none. ``left_out``: because of the limit. ``failed``: could not be taken."""
+
+    taken: int
+    last_name: str | None
+    last_reason: str | None
+    left_out: int
+    failed: int
+
+
+@dataclass(frozen=True)
 class View:
     """One session now.
 
@@ -89,7 +101,8 @@ class View:
     ``age_sec``: since totals.json was written. ``behind_sec``: from an event to its table in the
     collector's last round. ``holders``: None where it is not certain who they are; then
     ``holders_note`` says why. ``segments``: closed ones. ``window_begin_sec``: where the tables
-    begin; None where nothing was removed from them.
+    begin; None where nothing was removed from them. ``snapshots``: None where the collector was
+    asked for none.
     """
 
     path: str
@@ -110,6 +123,7 @@ class View:
     processes: tuple[ProcessView, ...]
     segments: int
     window_begin_sec: float | None
+    snapshots: SnapshotsView | None
     disk: Disk | None
 
 
@@ -179,6 +193,7 @@ class Watcher:
             processes=tuple(_process(each, windows) for each in found.processes),
             segments=whole(self._metadata.get("segments")) or 0,
             window_begin_sec=_window_begin(self._metadata),
+            snapshots=_snapshots(self._metadata),
             disk=self._disk,
         )
 
@@ -300,6 +315,21 @@ def _window_begin(metadata: Mapping[str, Any]) -> float | None:
     return number(part(metadata, "window").get("begin_sec"))
 
 
+def _snapshots(metadata: Mapping[str, Any]) -> SnapshotsView | None:
+    said = part(metadata, "snapshots")
+    if not said:
+        return None
+    taken = parts(said, "taken")
+    last = taken[-1] if taken else {}
+    return SnapshotsView(
+        taken=len(taken),
+        last_name=text(last.get("name")),
+        last_reason=text(last.get("reason")),
+        left_out=whole(said.get("left_out")) or 0,
+        failed=whole(said.get("failed")) or 0,
+    )
+
+
 def _seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e9
 
@@ -324,5 +354,6 @@ def _nothing(session: Path) -> View:
         processes=(),
         segments=0,
         window_begin_sec=None,
+        snapshots=None,
         disk=None,
     )

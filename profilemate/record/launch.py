@@ -7,12 +7,18 @@ import os
 import subprocess
 from pathlib import Path
 
-from profilemate.config import METRICS
+from profilemate.config import METRICS, SNAPSHOT_LAST, SNAPSHOT_LIMIT, SNAPSHOT_WHEN
 from profilemate.format.collecting import command
 from profilemate.messages import say
 
 START_SEC = 30
 """How long the collector may take to start and detach itself."""
+
+_KEPT = (
+    *("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME", "LANG", "SYSTEMROOT"),
+    *(METRICS, SNAPSHOT_WHEN, SNAPSHOT_LIMIT, SNAPSHOT_LAST),
+)
+"""Variables of the environment that the collector gets."""
 
 
 def start(directory: Path) -> None:
@@ -41,5 +47,4 @@ def start(directory: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    kept = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME", "LANG", "SYSTEMROOT", METRICS)
-    return {name: os.environ[name] for name in kept if name in os.environ}
+    return {name: os.environ[name] for name in _KEPT if name in os.environ}

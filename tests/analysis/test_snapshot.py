@@ -16,7 +16,8 @@ import pytest
 from analysis import open_session
 from analysis.tables.find import find_session
 from benchmarks import large_session
-from profilemate.commands import snapshot_folder
+from profilemate.format import snapshot
+from profilemate.format.folder import Folder
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.test_cli import assert_fails
@@ -59,7 +60,7 @@ def test_all_of_a_complete_session(large: Path) -> None:
     at = metadata["snapshot"]["taken_at"]
     assert (found.state, found.note) == (
         "complete",
-        f"it is a snapshot of {large.name}, taken {at}",
+        f"it is a snapshot of {large.name}, taken {at} (by hand)",
     )
     assert found.end_sec == open_session(large).end_sec
     assert metadata["session_id"] == open_session(large).metadata["session_id"]
@@ -68,6 +69,7 @@ def test_all_of_a_complete_session(large: Path) -> None:
         "taken_at": at,
         "begin_sec": 0,
         "was_running": False,
+        "reason": "by hand",
     }
     for path in [snapshot, *snapshot.rglob("*")]:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -227,15 +229,15 @@ class TestRunning:
             collector.write(3)
             collector.begin_to_close()
             collector.close()
-        link, left = snapshot_folder._link, [3]
+        link, left = snapshot.link, [3]
 
-        def linking(source: Path, target: Path) -> None:
+        def linking(source: Folder, target: Folder, name: str) -> None:
             left[0] -= 1
             if not left[0]:
                 collector.remove()
-            link(source, target)
+            link(source, target, name)
 
-        monkeypatch.setattr(snapshot_folder, "_link", linking)
+        monkeypatch.setattr(snapshot, "link", linking)
         assert numbers(open_session(taken(running.folder)), "kv_cache_usage") == [*range(4, 13)]
 
 

@@ -390,7 +390,6 @@ def test_what_is_left_says_what_the_whole_says_of_that_time(
             assert follower.segments.finish()
         follower.segments.remove_first()
         end(follower)
-        assert follower.segments.window is not None
-        begin = follower.segments.window.begin_sec
+        begin = follower.segments.closed[0].begin_sec
         found = differences(said(session), said(full, after_sec=begin))
         assert [each for each in found if not each.startswith(OF_A_WINDOW)] == []

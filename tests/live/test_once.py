@@ -21,6 +21,7 @@ from profilemate.live.rates import Figures, Graphs, Median
 from profilemate.live.watching import (
     EngineView,
     ProcessView,
+    SnapshotsView,
     View,
     Watcher,
     WorkerView,
@@ -118,7 +119,7 @@ def test_json_has_the_documented_keys(live: Running) -> None:
     assert session["engines"][0]["running"] == 4
     known = (
         *(View, EngineView, Figures, Median, Holder, WorkerView, Graphs),
-        *(reading.Gpu, reading.Pool, ProcessView, Disk),
+        *(reading.Gpu, reading.Pool, ProcessView, SnapshotsView, Disk),
     )
     named = set(re.findall(r"`(\w+)`", DOCS.read_text()))
     for each in known:
@@ -146,6 +147,26 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     assert "write --once --json" in invoke("live", "--json", folder).stderr
     assert "is no interval" in invoke("live", "--interval", "0", folder).stderr
     assert "live needs a terminal" in invoke("live", folder).stderr
+
+
+def test_what_the_collector_took_is_a_line(tmp_path: Path) -> None:
+    folder = write(tmp_path / "session_x", totals())
+    taken = [
+        {"name": f"session_x_snapshot_{number}", "reason": "reset: \x1b[2J", "at_sec": number}
+        for number in (1, 2)
+    ]
+    many = {"taken": taken, "left_out": 1_234, "failed": 5}
+    of_many = "2 taken, 1,234 left out by the limit, 5 failed; the last one: session_x_snapshot_2"
+    for log, words in (
+        (None, None),
+        ({"taken": [], "left_out": 0, "failed": 0}, "0 taken"),
+        (many, rf"{of_many} (reset: \x1b[2J)"),
+        ({"taken": 7, "left_out": -1, "failed": "x"}, "0 taken"),
+    ):
+        (folder / "metadata.json").write_text(json.dumps({"format_version": 1, "snapshots": log}))
+        shown = " ".join(once(folder).stdout.split())
+        assert ("Snapshots" in shown) is (words is not None)
+        assert words is None or f"Snapshots {words}" in shown
 
 
 def test_damaged_metadata_is_a_note(tmp_path: Path) -> None:

@@ -507,8 +507,8 @@ class Engine:
                 self._totals.waits.append(max(0, time - request.arrived))
 
     def waiting_ns(self, now: int) -> list[int]:
-        """How long each request has waited that has never been admitted, in nanoseconds. Of one that
-        came before the recording went on that is not known."""
+        """How long each request has waited that has never been admitted, in nanoseconds. That is
+        not known of one that came before the recording went on."""
         requests = self._requests.values()
         return [
             now - request.arrived

@@ -33,10 +33,11 @@ class Pauses:
         self.times = [*self.times[1 - MOST_PAUSES :], [time, None]]
 
     def end(self, time: int) -> None:
-        """The recording goes on. Each pool of an engine says so."""
+        """The recording goes on. Each pool of an engine says so, one after the other."""
         if not self.times:
             raise ImpossibleError("the recording went on, and was not paused")
-        self.times[-1][1] = time
+        if self.is_now:
+            self.times[-1][1] = time
 
     def seconds(self, origin_ns: int) -> list[list[float | None]]:
         """The same in seconds of the session, to the microsecond."""

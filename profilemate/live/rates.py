@@ -35,7 +35,8 @@ class Figures:
     """What an engine did in ``seconds``, which end now.
 
     ``hit_rate``: of the prompt tokens of admitted requests, from 0 to 1; None where there were
-    none. ``never_reused``: of the evicted blocks, from 0 to 1. ``lifetime``, ``idle``: of the
+    none. ``regretted_per_sec``: contents that were computed again after an eviction.
+    ``never_reused``: of the evicted blocks, from 0 to 1. ``lifetime``, ``idle``: of the
     blocks that were evicted. All that ends in ``_per_sec`` is None where no time passed.
     """
 
@@ -43,6 +44,7 @@ class Figures:
     hit_rate: float | None
     prompt_tokens_per_sec: float | None
     evictions_per_sec: float | None
+    regretted_per_sec: float | None
     never_reused: float | None
     lifetime: Median | None
     idle: Median | None
@@ -188,6 +190,7 @@ def _figures(before: Engine | None, after: Engine, seconds: float) -> Figures:
         hit_rate=_share(did.hit_tokens, did.query_tokens),
         prompt_tokens_per_sec=a_second(did.query_tokens),
         evictions_per_sec=a_second(did.evictions),
+        regretted_per_sec=a_second(did.regretted),
         never_reused=_share(did.never_reused, did.evictions),
         lifetime=_median(before.lifetime if before else None, after.lifetime),
         idle=_median(before.idle if before else None, after.idle),

@@ -46,6 +46,7 @@ class Counters:
     query_tokens: int = 0
     hit_tokens: int = 0
     evictions: int = 0
+    regretted: int = 0
     never_reused: int = 0
     preemptions: int = 0
     arrived: int = 0
@@ -190,6 +191,7 @@ def _engine(found: Any) -> Engine:
             query_tokens=_whole(prefix["query_tokens"]),
             hit_tokens=_whole(prefix["hit_tokens"]),
             evictions=sum(_whole(sums["blocks"]) for sums in evictions),
+            regretted=sum(_whole(pool["regretted_blocks"]) for pool in found["pools"]),
             never_reused=sum(_whole(sums["never_reused"]) for sums in evictions),
             preemptions=_whole(requests["preemptions"]),
             arrived=_whole(requests["arrived"]),

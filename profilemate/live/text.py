@@ -169,6 +169,7 @@ def _figures(columns: Sequence[Figures]) -> list[Text]:
     rows: list[tuple[str, Callable[[Figures], str]]] = [
         ("Hit rate, of tokens", lambda of: share(of.hit_rate)),
         ("Evictions a second", lambda of: _rate(of.evictions_per_sec)),
+        ("  regretted", lambda of: _rate(of.regretted_per_sec)),
         ("  never reused", lambda of: share(of.never_reused)),
         ("  lifetime, median", lambda of: _median(of.lifetime)),
         ("  idle, median", lambda of: _median(of.idle)),

@@ -335,6 +335,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "counter",
+        "profilemate_kv_cache_regretted_evictions",
+        "Contents that were computed again after the pool had lost them, as their room was needed.",
+        _POOL,
+        _pools(lambda pool: pool["regretted_blocks"]),
+    ),
+    Metric(
+        "counter",
         "profilemate_kv_cache_resets",
         "Resets of the prefix cache that were done, and that vLLM refused.",
         (*_POOL, "outcome"),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check on many vLLM releases that the tables say what their schedulers and pools really did.
 
-    python -m scripts.vllm_matrix [RELEASE ...] [--quick] [--update-docs] [--cache FOLDER]
+    python -m scripts.vllm_matrix [RELEASE ...] [--quick] [--pausing] [--update-docs]
+                                  [--cache FOLDER]
 
 For each release the Python files of its wheel are fetched, once, and put before the vLLM of this
 environment. A process of its own then drives the release's real Scheduler, KV cache manager and
@@ -34,6 +35,9 @@ def main() -> int:
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help="all of them by default")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument(
+        "--pausing", action="store_true", help="pause the recording, and check what comes after it"
+    )
+    parser.add_argument(
         "--update-docs", action="store_true", help=f"put what came of it into {page.NAME}"
     )
     parser.add_argument(
@@ -44,6 +48,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     everything = [release.version for release in RELEASES]
+    if options.pausing and options.update_docs:
+        parser.error("--update-docs is for whole recordings, and not for --pausing")
     try:
         releases = named(options.releases or (QUICK if options.quick else everything))
     except KeyError as error:
@@ -51,7 +57,8 @@ def main() -> int:
     print(f"Python {platform.python_version()}, {len(CASES)} cases", flush=True)
     results = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for result, seconds in pool.map(partial(_check, options.cache.absolute()), releases):
+        work = partial(_check, options.cache.absolute(), options.pausing)
+        for result, seconds in pool.map(work, releases):
             results.append(result)
             print(f"{page.line(result)} ({seconds:.0f} s)", flush=True)
             for reason in result.reasons:
@@ -65,7 +72,7 @@ def main() -> int:
     return int(any(result.verdict is not Verdict.EXACT for result in results))
 
 
-def _check(cache: Path, release: Release) -> tuple[Result, float]:
+def _check(cache: Path, pausing: bool, release: Release) -> tuple[Result, float]:
     """What came of it, and how long it took."""
     began = time.monotonic()
     try:
@@ -74,7 +81,8 @@ def _check(cache: Path, release: Release) -> tuple[Result, float]:
         result = Result(release.version, Verdict.UNTRIED, reasons=(str(error),))
     else:
         with tempfile.TemporaryDirectory(prefix="vllm-matrix-") as scratch:
-            result = check(release.version, files, list(CASES), Path(scratch))
+            cases = [*CASES, *(["--pausing"] if pausing else [])]
+            result = check(release.version, files, cases, Path(scratch))
     return result, time.monotonic() - began
 
 

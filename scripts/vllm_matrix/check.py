@@ -49,7 +49,8 @@ class Result:
 
 
 def check(version: str, files: Path | None, cases: Sequence[str], scratch: Path) -> Result:
-    """Drive the release whose package is in ``files`` (None: the installed one), and compare."""
+    """Drive the release whose package is in ``files`` (None: the installed one), and compare.
+    ``cases`` are what ``drive`` takes behind the folder."""
     empty = scratch / "empty"
     empty.mkdir(parents=True)
     command = [sys.executable, "-m", "scripts.vllm_matrix.drive", str(scratch), *cases]
@@ -71,7 +72,8 @@ def check(version: str, files: Path | None, cases: Sequence[str], scratch: Path)
     (scratch / "log").write_text(done.stdout)
     if done.returncode:
         return Result(version, Verdict.UNTRIED, reasons=(_last_line(done.stdout),))
-    result = _compared(version, [scratch / case for case in cases])
+    names = [case for case in cases if not case.startswith("--")]
+    result = _compared(version, [scratch / name for name in names])
     return replace(result, facts=json.loads((scratch / "facts.json").read_text()))
 
 

@@ -21,7 +21,11 @@ _STATE = ("num_blocks", "cached_blocks", "free_blocks")
 
 def differences(session: Path, seen: dict[str, Any]) -> Iterator[str]:
     """Where the tables differ from ``seen``, which is a case's counts.json: one line for each."""
-    yield from _metadata(json.loads((session / "metadata.json").read_text()))
+    metadata = json.loads((session / "metadata.json").read_text())
+    yield from _metadata(metadata)
+    if seen["pausing"]:
+        yield from _after_pause(session, metadata, seen)
+        return
     for what, written, counted in _pairs(session, seen):
         if written != counted:
             yield f"{what}: {_difference(written, counted)}"
@@ -43,6 +47,27 @@ def _metadata(metadata: dict[str, Any]) -> Iterator[str]:
         yield f"dropped events: {metadata['dropped_events']}"
     if not metadata["complete"]:
         yield "the session is not complete"
+
+
+def _after_pause(session: Path, metadata: dict[str, Any], seen: dict[str, Any]) -> Iterator[str]:
+    """Where what was recorded after the pause differs from what was counted after it."""
+    pauses = metadata["processes"][0]["pauses"]
+    if len(pauses) != 1 or pauses[0][1] is None:
+        yield f"the pauses are {pauses}"
+        return
+    end = pauses[0][1]
+    for number, counted in enumerate(seen["pools"]):
+        where = f" of pool {number}" if len(seen["pools"]) > 1 else ""
+        for what, written, counts in _pairs_of_pool(session, str(number), counted, end):
+            if written != counts:
+                yield f"after the pause, {what}{where}: {_difference(written, counts)}"
+    steps = [
+        (int(row["scheduled_tokens"]), int(row["scheduled_reqs"]))
+        for row in _rows(session, "scheduler_steps", end)
+        if row["scheduled_tokens"] != "0"
+    ]
+    if steps != list(map(tuple, seen["steps"])):
+        yield f"after the pause, steps: {_difference(steps, list(map(tuple, seen['steps'])))}"
 
 
 def _contents(requests: list[dict[str, Any]], prompts: dict[str, list[str]]) -> Iterator[str]:
@@ -100,10 +125,10 @@ def _pairs(session: Path, seen: dict[str, Any]) -> Iterator[tuple[str, Any, Any]
 
 
 def _pairs_of_pool(
-    session: Path, pool: str, seen: dict[str, Any]
+    session: Path, pool: str, seen: dict[str, Any], since_sec: float = -1.0
 ) -> Iterator[tuple[str, Any, Any]]:
     moves, evictions, usage = (
-        [row for row in _rows(session, table) if row["pool"] == pool]
+        [row for row in _rows(session, table, since_sec) if row["pool"] == pool]
         for table in ("kv_cache_allocations", "kv_cache_evictions", "kv_cache_usage")
     )
     for event, counted in (
@@ -130,12 +155,13 @@ def _column(requests: dict[str, Any], name: str) -> dict[str, Any]:
     return {request_id: row[name] for request_id, row in requests.items()}
 
 
-def _rows(session: Path, table: str) -> list[Row]:
+def _rows(session: Path, table: str, since_sec: float = -1.0) -> list[Row]:
+    """The rows that are no earlier."""
     path = session / f"{table}.csv"
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        return [row for row in csv.DictReader(file) if float(row["timestamp_sec"]) >= since_sec]
 
 
 def _requests(session: Path) -> list[dict[str, Any]]:

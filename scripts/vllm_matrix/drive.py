@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drive the schedulers of the vLLM that is first on the path, and note what they did.
 
-    python -m scripts.vllm_matrix.drive FOLDER CASE...
+    python -m scripts.vllm_matrix.drive FOLDER [--pausing] CASE...
+
+With --pausing the recording of each case pauses for some steps, and what is counted is what comes
+after them.
 
 This runs in a process of its own for each release, with profilemate attached as its users do it.
 The sessions of each case go to FOLDER/CASE, beside counts.json with what was counted by
@@ -23,6 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from profilemate.record import recorder
 from profilemate.simulation import parts
 from scripts.vllm_matrix import adapt, facts
 from scripts.vllm_matrix.cases import CASES, Case
@@ -31,6 +35,8 @@ from tests.support.scheduler import trace_requests, write_model
 
 SHORT_TOKENS = 400
 """The trace's requests that are longer than this, prompt and answer, are left out."""
+PAUSED = range(20, 40)
+"""Steps of which nothing is recorded, where it pauses."""
 MAX_STEPS = 20_000
 """More than any case takes."""
 
@@ -54,7 +60,8 @@ class Run:
 
 
 def main(arguments: list[str]) -> int:
-    folder = Path(arguments[0])
+    folder, pausing = Path(arguments[0]), "--pausing" in arguments
+    cases = [each for each in arguments[1:] if each != "--pausing"]
     model = write_model(folder / "model")
     parts.prepare_libraries()
     # Every hook's module, so that it shows where one no longer fits.
@@ -63,12 +70,12 @@ def main(arguments: list[str]) -> int:
     parts.describe_the_model()
     watch = Watch()
     with watch.watching():
-        for name in arguments[1:]:
+        for name in cases:
             place = folder / name
             place.mkdir()
             os.environ["VLLM_PROFILING_DIR"] = str(place)
             try:
-                seen = json.dumps(_drive(CASES[name], model, watch))
+                seen = json.dumps(_drive(CASES[name], model, watch, pausing=pausing))
             except Exception:
                 (place / "error.txt").write_text(traceback.format_exc())
             else:
@@ -78,7 +85,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any] | None:
+def _drive(case: Case, model: Path, watch: Watch, *, pausing: bool) -> dict[str, Any] | None:
     """What was counted; None where the release has nothing of the kind."""
     if not case.exists():
         return None
@@ -91,7 +98,7 @@ def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any] | None:
     run.prompts = {request.request_id: _prefixes(request.prompt_token_ids) for request in pending}
     for request in pending:
         scheduler.add_request(request)
-    _run(case, scheduler, run, watch)
+    _run(case, scheduler, run, watch, pausing=pausing)
     case.at_end(scheduler)
     watch.look()
     run.outputs = {request.request_id: request.num_output_tokens for request in pending}
@@ -100,6 +107,7 @@ def _drive(case: Case, model: Path, watch: Watch) -> dict[str, Any] | None:
         "block_size": adapt.BLOCK_SIZE if case.plain else None,
         "reused_by": watch.reused_by,
         "pools": [asdict(counts) for counts in watch.counts],
+        "pausing": pausing,
     }
 
 
@@ -110,15 +118,21 @@ def _pools(manager: Any) -> list[Any]:
     return list({id(pool): pool for pool in pools}.values())
 
 
-def _run(case: Case, scheduler: Any, run: Run, watch: Watch) -> None:
+def _run(case: Case, scheduler: Any, run: Run, watch: Watch, *, pausing: bool) -> None:
     """Step until nothing is left: no request, no blocks of one, and no results to come."""
+    (recording,) = recorder._living()
     in_flight: deque[tuple[Any, Any]] = deque()
     step = 0
     while scheduler.requests or in_flight:
         assert step < MAX_STEPS, f"not done in {step} steps"
         step += 1
+        if pausing:
+            recording.wants_pause = step in PAUSED
         if scheduler.requests:
             output = _schedule(scheduler, run)
+            if pausing and step == PAUSED.stop:
+                watch.begin(_pools(scheduler.kv_cache_manager))
+                run.steps, run.preempted = [], []
             in_flight.append((output, adapt.answer(scheduler, output)))
             watch.look()
             case.in_step(scheduler, step)

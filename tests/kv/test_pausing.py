@@ -400,7 +400,7 @@ def test_the_thread_sees_what_the_user_asks_for(model: Path, tmp_path: Path) -> 
     with hooks_only(tmp_path):
         scheduler = scheduler_for(model, SETTING)
         session = only_session(tmp_path)
-        (recording,) = recorder._living()
+        recording = recorder._living()[-1]
         pool = scheduler.kv_cache_manager.block_pool
         hooks = {name for name, value in vars(pool).items() if is_hook(value)}
         assert len(hooks) > 3

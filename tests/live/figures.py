@@ -85,6 +85,7 @@ def totals(**changes: Any) -> dict[str, Any]:
                         "free_blocks": 35,
                         "peak_held_blocks": 60,
                         "band_ns": {},
+                        "regretted_blocks": 5,
                         "resets": 0,
                         "resets_refused": 0,
                         "groups": [],

@@ -35,12 +35,12 @@ def at(seconds: float, evictions: int) -> Look:
 
 def test_figures_of_a_window_by_hand() -> None:
     before = engine(
-        counters=Counters(1000, 500, 40, 30, 2, 20, 10, 100, 7, 700, 90),
+        counters=Counters(1000, 500, 40, 6, 30, 2, 20, 10, 100, 7, 700, 90),
         lifetime=histogram(at3=9),
         idle=histogram(at3=1),
     )
     after = engine(
-        counters=Counters(1800, 700, 60, 35, 4, 30, 15, 140, 9, 900, 290),
+        counters=Counters(1800, 700, 60, 11, 35, 4, 30, 15, 140, 9, 900, 290),
         lifetime=histogram(at3=9, at8=3, at9=2),
         idle=histogram(at3=1, at0=1),
     )
@@ -51,6 +51,7 @@ def test_figures_of_a_window_by_hand() -> None:
         "hit_rate": 0.25,
         "prompt_tokens_per_sec": 80.0,
         "evictions_per_sec": 2.0,
+        "regretted_per_sec": 0.5,
         "never_reused": 0.25,
         # Three of five values lie in bin 8, from 200 ms to 500 ms.
         "lifetime": {"from_sec": 0.2, "to_sec": 0.5},

@@ -52,6 +52,7 @@ def test_each_figure_comes_from_its_place(tmp_path: Path) -> None:
                     query_tokens=1300,
                     hit_tokens=650,
                     evictions=23,
+                    regretted=5,
                     never_reused=8,
                     preemptions=16,
                     arrived=15,

@@ -369,6 +369,7 @@ def open_session(
     complete: bool = True,
     after_sec: float = 0.0,
     after_requests: int = 0,
+    last_half: bool = False,
 ) -> Session:
     """Open a session.
 
@@ -381,7 +382,9 @@ def open_session(
         complete: complete the tables where that is needed.
         after_sec: leave the first so many seconds out, as warm-up.
         after_requests: leave out what came before the arrival of the request that follows the
-            first so many. With ``after_sec``, the later moment counts.
+            first so many.
+        last_half: leave out what came before the second half of its requests. The latest of these
+            moments counts.
 
     Raises:
         SessionError: there is no session, its metadata cannot be read or is of another format,
@@ -393,7 +396,7 @@ def open_session(
     if after_requests < 0:
         raise SessionError(f"after_requests is {after_requests}; give a number from 0 on")
     session = _with_files(_opened(find_session(path), complete=complete))
-    asked_sec = max(after_sec, _arrival(session, after_requests))
+    asked_sec = max(after_sec, _arrival(session, after_requests, last_half=last_half))
     if asked_sec and asked_sec >= session.end_sec:
         raise SessionError(
             f"nothing is left of {session.directory}: it ends at {session.end_sec:.6g} s, and what "
@@ -420,15 +423,18 @@ def _with_files(session: Session) -> Session:
     return session.after(0)
 
 
-def _arrival(session: Session, number: int) -> float:
-    """When the request arrived that follows the first ``number`` ones, in seconds."""
-    if not number:
+def _arrival(session: Session, number: int, *, last_half: bool) -> float:
+    """When the request arrived that follows the first ``number`` ones, in seconds, or the first one
+    of the last half, where that is later."""
+    if not number and not last_half:
         return 0.0
     requests = TABLES["requests"]
     arrivals = pl.Series([], dtype=pl.Float64)
     for batch in session.batches(requests.name, [requests.time], history=True):
         arrivals.append(batch.to_series())
     removed = _removed(session, len(arrivals))
+    if last_half:
+        number = max(number, (removed + len(arrivals)) // 2)
     if number >= removed + len(arrivals):
         raise SessionError(
             f"nothing is left of {session.directory}: of its requests "

@@ -175,7 +175,8 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
     """The configuration that the session ran with, and a line for each thing that the simulation
     does otherwise or has to guess.
 
-    For a trace, which has none, it is the first of the choices and vLLM's defaults.
+    A trace has none: then it is vLLM's defaults with the first pool of the choices, which the
+    settings without a choice and factors of the pool go by.
 
     Raises:
         SessionError: the session cannot be simulated.
@@ -317,14 +318,15 @@ def _unlike(value: int | None, other: int) -> int | None:
 
 
 def configurations(
-    base: Configuration, choices: Choices, *, has_contents: bool
+    base: Configuration, choices: Choices, *, has_contents: bool, is_recorded: bool = True
 ) -> tuple[Configuration, ...]:
-    """Every combination of the choices except the base itself.
+    """Every combination of the choices except the base itself, where that was recorded.
 
     Args:
         base: the values of settings without a choice.
         choices: the values to try.
         has_contents: whether the contents of the requests are known.
+        is_recorded: a session ran with the base; of a trace's, only what was asked for is tried.
 
     Raises:
         RuleError: a combination makes no sense, or there are too many.
@@ -348,6 +350,8 @@ def configurations(
     if count > MOST_COMBINATIONS:
         raise RuleError(f"these are {count:,} combinations, and {MOST_COMBINATIONS:,} can be tried")
     found = dict.fromkeys(_changed(base, *one) for one in product(*values))
+    if not is_recorded:
+        return tuple(found)
     return tuple(other for other in found if replace(other, label=base.label) != base)
 
 

@@ -95,6 +95,7 @@ def curve(
         name=workload.name,
         block_size=workload.block_size,
         engines=len(engines),
+        warm_up=int((~workload.counts).sum()),
         references=sum(len(each.chains.values) for each in engines),
         measured=measured.outcome if measured else None,
         ceiling=most,

@@ -78,7 +78,8 @@ class Workload:
     ``output_ids``: contents of the full blocks that follow; in the first one the prompt may end and
     the answer begin. An id stands for all content up to the end of its block.
 
-    ``admitted_sec``, ``first_token_sec`` and ``finish_sec``: NaN where not known. ``engine``: the
+    ``hit_tokens``: found by its admission's lookup; 0 for a trace. ``admitted_sec``,
+    ``first_token_sec`` and ``finish_sec``: NaN where not known. ``engine``: the
     data-parallel rank. ``tenant``: a number for the cache salt, -1 without. ``priority``: vLLM's.
     ``aborted``: the client went away. ``counts``: the request is not part of the warm-up.
     """
@@ -93,6 +94,7 @@ class Workload:
     computed_tokens: Ints
     prompt_ids: Ids
     output_ids: Ids
+    hit_tokens: Ints
     admitted_sec: Floats
     first_token_sec: Floats
     finish_sec: Floats
@@ -123,6 +125,31 @@ class Workload:
             prompt_ids=self.prompt_ids.take(chosen),
             output_ids=self.output_ids.take(chosen),
         )
+
+    def after(self, after_sec: float, after_requests: int, *, last_half: bool = False) -> Workload:
+        """The same requests, the first of which do not count.
+
+        The largest of the three decides. A trace's times go by its first request, as it has no
+        other beginning.
+
+        Args:
+            after_sec: what arrived in the first so many seconds does not count.
+            after_requests: the first so many do not count.
+            last_half: the first half of them does not count.
+
+        Raises:
+            SessionError: no request is left that counts.
+
+        """
+        early = np.searchsorted(self.arrival_sec - self.arrival_sec[0], after_sec)
+        warm_up = max(int(early), after_requests, len(self) // 2 if last_half else 0)
+        if warm_up >= len(self):
+            raise SessionError(
+                f"nothing is left of {self.name}: it has {len(self):,} requests in "
+                f"{self.arrival_sec[-1] - self.arrival_sec[0]:.6g} s, and all of them are to be "
+                "left out; leave out less"
+            )
+        return replace(self, counts=np.arange(len(self)) >= warm_up)
 
     def of_engine(self, engine: int) -> Workload:
         """The requests of one data-parallel rank."""
@@ -246,6 +273,7 @@ COLUMNS = (
     "block_size",
     "engine",
     "output_hash_ids",
+    "hit_tokens",
     "queue_sec",
     "first_token_sec",
     "finish_sec",
@@ -306,6 +334,7 @@ def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -
         computed_tokens=computed,
         prompt_ids=_padded(ids["hash_ids"], prompt_blocks),
         output_ids=ids["output_hash_ids"],
+        hit_tokens=_ints(columns["hit_tokens"]),
         admitted_sec=arrival + _floats(columns["queue_sec"]),
         first_token_sec=_floats(columns["first_token_sec"]),
         finish_sec=_floats(columns["finish_sec"]),

@@ -14,6 +14,7 @@ from analysis.errors import RuleError, SessionError
 from profilemate.commands.shared.options import (
     After,
     AsJson,
+    LastHalf,
     RequestsAfter,
     SessionArgument,
     opened,
@@ -78,6 +79,7 @@ class CheckOptions:
     ] = False
     after: After = 0.0
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
     list_all: Annotated[bool, typer.Option("--list", help="List all measures, and exit.")] = False
     as_json: AsJson = False
 
@@ -180,7 +182,7 @@ def _opened(path: Path | None, options: CheckOptions) -> Session:
         SessionError: there is no such session, or it has no table.
 
     """
-    session = opened(path, options.after, options.requests_after)
+    session = opened(path, options.after, options.requests_after, options.last_half)
     if not session.has_tables:
         raise SessionError(
             f"{session.directory} has no table, so there is nothing to check; name another session"

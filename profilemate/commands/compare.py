@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from profilemate.commands.shared.files import writable, write
-from profilemate.commands.shared.options import After, AsJson, RequestsAfter, opened
+from profilemate.commands.shared.options import After, AsJson, LastHalf, RequestsAfter, opened
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show, show_line
 from profilemate.commands.shared.values import folder
@@ -30,6 +30,7 @@ class CompareOptions:
     ]
     after: After = 0.0
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
     html: Annotated[
         Path | None,
         typer.Option(
@@ -69,7 +70,10 @@ def compare(options: CompareOptions) -> int:
     target = None if options.html is None else writable(options.html, "--html")
     with status("reading the sessions"):
         found = analysis.compare(
-            *(opened(path, options.after, options.requests_after) for path in options.sessions)
+            *(
+                opened(path, options.after, options.requests_after, options.last_half)
+                for path in options.sessions
+            )
         )
     if target is not None:
         write(target, page.render(found))

@@ -10,7 +10,13 @@ from typing import Annotated
 import typer
 
 from profilemate.commands.shared.files import writable, write
-from profilemate.commands.shared.options import After, RequestsAfter, SessionArgument, opened
+from profilemate.commands.shared.options import (
+    After,
+    LastHalf,
+    RequestsAfter,
+    SessionArgument,
+    opened,
+)
 from profilemate.commands.shared.progress import status
 
 FILE = "report.html"
@@ -32,6 +38,7 @@ class ReportOptions:
     ] = None
     after: After = 0.0
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
 
 
 def report(options: ReportOptions) -> int:
@@ -62,7 +69,7 @@ def report(options: ReportOptions) -> int:
     from analysis.renderers.html import page
 
     with status("opening the session"):
-        session = opened(options.session, options.after, options.requests_after)
+        session = opened(options.session, options.after, options.requests_after, options.last_half)
     path = options.output or session.directory / FILE
     target = writable(path, "-o")
     with status("summarizing the session"):

@@ -11,6 +11,7 @@ import typer
 from profilemate.commands.shared.options import (
     After,
     AsJson,
+    LastHalf,
     RequestsAfter,
     SessionArgument,
     opened,
@@ -24,6 +25,7 @@ class SummaryOptions:
     session: SessionArgument = None
     after: After = 0.0
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
     every: Annotated[
         bool,
         typer.Option(
@@ -63,7 +65,9 @@ def summary(options: SummaryOptions) -> int:
     if options.every:
         return _together(options)
     with status("reading the session"):
-        found = summarize(opened(options.session, options.after, options.requests_after))
+        found = summarize(
+            opened(options.session, options.after, options.requests_after, options.last_half)
+        )
     show(found, text.write, as_json=options.as_json)
     return 0
 
@@ -77,7 +81,10 @@ def _together(options: SummaryOptions) -> int:
     with status("reading the sessions"):
         folders = siblings(find_session(options.session))
         found = together(
-            [opened(folder, options.after, options.requests_after) for folder in folders]
+            [
+                opened(folder, options.after, options.requests_after, options.last_half)
+                for folder in folders
+            ]
         )
     show(found, text.write, as_json=options.as_json)
     return 0

@@ -11,7 +11,7 @@ import typer
 
 from analysis.errors import RuleError
 from profilemate.commands import whatif_exact, whatif_fast
-from profilemate.commands.shared.options import After, AsJson, RequestsAfter, opened
+from profilemate.commands.shared.options import After, AsJson, LastHalf, RequestsAfter, opened
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show
 from profilemate.commands.shared.values import folder
@@ -108,6 +108,7 @@ class WhatifOptions:
     ] = None
     after: After = 0.0
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
     as_json: AsJson = False
 
 
@@ -195,11 +196,7 @@ def _requests(options: WhatifOptions) -> tuple[Session | None, Workload]:
 
     source = options.source
     if source is not None and source.is_file():
-        if options.after or options.requests_after:
-            raise RuleError(
-                "--after and --requests-after: a trace has no warm-up to leave out; take its first "
-                "lines out of the file"
-            )
-        return None, workload.read_workload(source)
-    session = opened(source, options.after, options.requests_after)
+        found = workload.read_workload(source)
+        return None, found.after(options.after, options.requests_after, last_half=options.last_half)
+    session = opened(source, options.after, options.requests_after, options.last_half)
     return session, workload.of_session(session)

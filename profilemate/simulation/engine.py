@@ -9,7 +9,7 @@ advances by the time of each step, and jumps to the next arrival where there is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class Engine:
         step_time: how long each step takes.
         prefixes: ids of the requests' prefixes; see ``Contents``.
         begin_sec: what comes before this is warm-up, and is not counted.
+        numbers: the requests' numbers among those of all engines; by default they are all.
         ended: called for each request that ends, or that can never run.
 
     """
@@ -77,6 +78,7 @@ class Engine:
         *,
         prefixes: Ids | None = None,
         begin_sec: float = 0.0,
+        numbers: Sequence[int] | None = None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.figures = Figures()
@@ -84,6 +86,7 @@ class Engine:
         self._workload = workload
         self._step_time = step_time
         self._begin_sec = begin_sec
+        self._numbers = range(len(workload)) if numbers is None else numbers
         self._ended = ended
         self._contents = Contents(workload, prefixes)
         self._make = parts.RequestMaker(configuration.block_size)
@@ -138,7 +141,8 @@ class Engine:
         # The last token of an answer is never computed.
         held = prompt + max(output, 1) - 1
         if -(-held // configuration.block_size) > configuration.num_blocks:
-            self._fail()
+            self._failed(number)
+            self._ended()
             return
         name = f"request {number:09}"
         tokens, answer = self._contents(number)
@@ -176,14 +180,14 @@ class Engine:
             self.figures.end_sec = max(self.figures.end_sec, self._clock)
         self._ended()
 
-    def _fail(self) -> None:
-        self.figures.failed_requests += 1
-        self._ended()
+    def _failed(self, number: int) -> None:
+        if self._workload.counts[number]:
+            self.figures.lookups.failed.add(self._numbers[number])
 
     def _give_up(self) -> None:
         """Remove a request for which nothing can be scheduled although the whole pool is free."""
         stuck = next(iter(self._scheduler.waiting), None) or self._scheduler.running[0]
-        self.figures.failed_requests += 1
+        self._failed(self._live[stuck.request_id].number)
         self._abort(stuck.request_id)
 
     def _schedule(self) -> int:
@@ -208,13 +212,13 @@ class Engine:
 
     def _admitted(self, one: Live, found: int) -> None:
         one.known = one.after
-        figures = self.figures
-        if self._counts:
-            figures.requests += 1
+        figures, is_later = self.figures, bool(self._workload.counts[one.number])
+        # A session's tables count what was admitted after the warm-up, a trace what arrived then.
+        if self._counts and (is_later or self._workload.measured is not None):
             # Without prefix caching there is no lookup.
-            figures.query_tokens += one.after * self._configuration.prefix_caching
-            figures.hit_tokens += found
-        if self._workload.counts[one.number]:
+            query = one.after * self._configuration.prefix_caching
+            figures.lookups.found[self._numbers[one.number]] = query, int(found)
+        if is_later:
             figures.waits.append(self._clock - one.since)
 
     def _prefill(self, output: Any) -> int:

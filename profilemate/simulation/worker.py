@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
+
 from analysis.whatif.clock import StepTime
 from analysis.whatif.configuration import Configuration
 from analysis.whatif.prefixes import Prefixes
@@ -132,13 +134,15 @@ def _simulated(
 
     figures = Figures()
     for number in task.workload.engines:
+        own = np.flatnonzero(task.workload.engine == number)
         figures += Engine(
             model,
             configuration,
-            task.workload.of_engine(number),
+            task.workload.take(own),
             task.step_time,
             prefixes=task.prefixes.of_engine(number) if task.prefixes else None,
             begin_sec=task.begin_sec,
+            numbers=own.tolist(),
             ended=one_ended,
         ).run()
     return Done(figures, version)

@@ -45,10 +45,19 @@ RequestsAfter = Annotated[
         show_default=False,
     ),
 ]
+LastHalf = Annotated[
+    bool,
+    typer.Option(
+        "--last-half",
+        help="Leave out what came before the second half of the requests as warm-up.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def opened(session: Path | None, after: float, requests_after: int) -> Session:
+def opened(
+    session: Path | None, after: float, requests_after: int, last_half: bool = False
+) -> Session:
     """The session without its warm-up.
 
     Raises:
@@ -57,4 +66,6 @@ def opened(session: Path | None, after: float, requests_after: int) -> Session:
     """
     from analysis import open_session
 
-    return open_session(session, after_sec=after, after_requests=requests_after)
+    return open_session(
+        session, after_sec=after, after_requests=requests_after, last_half=last_half
+    )

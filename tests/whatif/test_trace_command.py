@@ -20,8 +20,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Twelve requests, ten seconds apart, but for two that come together. Each has 3 blocks that all have in common and 2 of its
-    own, so 5 in all; each third one has 40, of which the last 37 were never there before."""
+    """Twelve requests, ten seconds apart, two of them together. Each has 3 blocks that all share
+    and 2 of its own, so 5; each third one has 40, of which 37 were never there before."""
     folder = tmp_path_factory.mktemp("trace")
     trace = folder / "trace.jsonl"
     rows = []

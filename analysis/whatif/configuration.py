@@ -189,7 +189,8 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
             f"{MOST_TOKENS:,} can be simulated; leave that request out"
         )
     if workload.measured is None:
-        return _of_trace(choices, longest), ()
+        base = _of_trace(choices, longest, has_contents=workload.has_contents)
+        return base, workload.notes
     facts = workload.measured.facts
     _refuse(workload, facts)
     settings, notes = facts.scheduler, list(_notes(facts))
@@ -221,7 +222,7 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
     ), tuple(notes)
 
 
-def _of_trace(choices: Choices, longest: int) -> Configuration:
+def _of_trace(choices: Choices, longest: int, *, has_contents: bool) -> Configuration:
     sizes = [pool.blocks for pool in choices.blocks if pool.blocks is not None]
     if not sizes:
         raise RuleError(
@@ -239,7 +240,7 @@ def _of_trace(choices: Choices, longest: int) -> Configuration:
         block_size=(*choices.block_size, BLOCK_SIZE)[0],
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-        prefix_caching=True,
+        prefix_caching=has_contents,
         policy="fcfs",
         chunked_prefill=True,
         max_model_len=longest,
@@ -334,8 +335,8 @@ def configurations(
     """
     if not has_contents and not base.prefix_caching and True in choices.prefix_caching:
         raise RuleError(
-            "prefix caching was off when this was recorded, so what prompts share is not known, "
-            "and prefix caching cannot be tried"
+            "prefix caching was off when this was recorded, or it is a trace without contents: "
+            "what prompts share is not known, so prefix caching cannot be tried"
         )
     values = (
         choices.blocks or (Pool(factor=1.0),),

@@ -208,8 +208,8 @@ def turns() -> list[dict[str, Any]]:
     """A conversation of three turns, the second of which comes 2 s after the first answer, and a
     conversation beside it."""
     return [
-        line(16, 1, session_id="a", output_length=10, block_size=16),
         line(40, 3, 100, session_id="b", timestamp=500, block_size=16),
+        line(16, 1, session_id="a", output_length=10, block_size=16),
         {**line(48, 3, session_id="a", output_length=5, block_size=16), "timestamp": None}
         | {"delay": 2000},
         {**line(64, 4, session_id="a", block_size=16, delay=100), "timestamp": None},

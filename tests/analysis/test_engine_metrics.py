@@ -277,6 +277,14 @@ def test_a_client_that_leaves_as_the_engine_ends_its_request(session: SessionBui
     assert found.rows["prompt_tokens"].unexplained == -1
 
 
+def test_of_short_requests_no_more_prompts_than_clients_that_left(session: SessionBuilder) -> None:
+    leaving(session, aborted=3)
+    prompts = sum(range(10, 127))
+    for missing, unexplained in ((19 + 18 + 17, 0), (19 + 18 + 17 + 1, -1)):
+        found = beside(session, prompt_tokens_total=prompts - missing)
+        assert found.rows["prompt_tokens"].unexplained == unexplained
+
+
 def test_where_no_client_leaves_each_end_counts(session: SessionBuilder) -> None:
     leaving(session, aborted=0)
     assert not beside(session, request_success_total__length=113).all.agrees
@@ -286,7 +294,8 @@ def test_who_ends_long_before_the_first_client_leaves_had_not_left(session: Sess
     for number, end in enumerate((3.9, 4.1, 9, 5)):
         row = {"request_id": f"r{number}", "timestamp": 0, "finish_sec": end}
         session.requests(row | {"finish_reason": "abort" if number == 3 else "length"})
-    session.requests({"timestamp": 0, "finish_sec": 6, "finish_reason": "abort"})
+    for end in (6, 7):
+        session.requests({"timestamp": 0, "finish_sec": end, "finish_reason": "abort"})
     for counted, agrees in ((1, True), (0, False)):
         assert beside(session, request_success_total__length=counted).all.agrees == agrees
 

@@ -47,6 +47,30 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
             or is not known here.
 
     """
+    return model(entries(path), name or str(path))
+
+
+def read_or_say(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
+    """The same; where the layers are not known here, a model without layers that says why.
+
+    Raises:
+        RuleError: the file is missing or is no JSON object.
+
+    """
+    found, named = entries(path), name or str(path)
+    try:
+        return model(found, named)
+    except RuleError as error:
+        return _outline(Config(found, named), str(error))
+
+
+def entries(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The entries of a config.json, or of the one in a folder.
+
+    Raises:
+        RuleError: the file is missing or is no JSON object.
+
+    """
     given = Path(path)
     file = given / FILE if os.path.isdir(given) else given
     # A pipe or a device may never end. Unlike Path's methods, os.path's do not raise on a path
@@ -58,16 +82,37 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
             raise RuleError(
                 f"{file} is too large for a {FILE}; name a model's folder or its {FILE}"
             )
-        entries = json.loads(file.read_text("utf-8"))
+        found = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise RuleError(
             f"cannot read {file}: {error.strerror or error}; name a model's folder or its {FILE}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise RuleError(f"{file} is not JSON: {error}; name a model's {FILE}") from None
-    if not isinstance(entries, dict):
+    if not isinstance(found, dict):
         raise RuleError(f"{file} is not a JSON object; name a model's {FILE}")
-    return model(entries, name or str(given))
+    return found
+
+
+def _outline(config: Config, why: str) -> Model:
+    """The model without its layers.
+
+    Raises:
+        RuleError: an entry makes no sense.
+
+    """
+    method, width = _quantization(config)
+    return Model(
+        name=config.name,
+        dtype=_dtype(config),
+        layers=(),
+        max_model_len=None,
+        parameters=None,
+        quantization=method,
+        quantized_bytes=width,
+        sources=config.sources,
+        unknown=why,
+    )
 
 
 def model(entries: Mapping[str, Any], name: str) -> Model:

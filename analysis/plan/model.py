@@ -78,7 +78,8 @@ class Model:
     state, or both. ``max_model_len``: tokens of the longest sequence. ``quantization``: how the
     weights are stored, None for plain numbers of ``dtype``. ``quantized_bytes``: bytes of one
     quantized number. ``parameters``: given, or an estimate from the configuration; None where the
-    configuration lacks an entry for it. ``sources``: where each figure comes from.
+    configuration lacks an entry for it. ``sources``: where each figure comes from. ``unknown``: why
+    the layers are not known here, where vLLM's own classes may know them; else None.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Model:
     quantization: str | None
     quantized_bytes: float | None
     sources: Mapping[str, str]
+    unknown: str | None = None
 
     @property
     def cached(self) -> tuple[Layer, ...]:

@@ -81,7 +81,7 @@ Message = Progress | Done | Failed
 
 def work(connection: Connection, task: Task, folder: Path) -> None:
     """Simulate each configuration that comes. Files go into the folder."""
-    _be_quiet(folder)
+    be_quiet(folder)
     # Either of these says that the other process is gone.
     with suppress(EOFError, BrokenPipeError):
         while True:
@@ -89,7 +89,8 @@ def work(connection: Connection, task: Task, folder: Path) -> None:
             connection.send(_answer(folder, configuration, task, connection))
 
 
-def _be_quiet(folder: Path) -> None:
+def be_quiet(folder: Path) -> None:
+    """Let this process record, fetch and print nothing. Caches go into the folder."""
     # What vLLM caches about this model must not be taken for the user's.
     caches = {
         name: str(folder / "cache") for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")

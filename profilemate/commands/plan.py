@@ -239,16 +239,15 @@ def _planned(
     from analysis.plan import plan, reality, recorded
     from analysis.plan.settings import Settings
 
+    vllm = plan_groups.installed(without_vllm=options.without_vllm)
+
     def asked(described: Model) -> dict[str, Any]:
+        entries = plan_model.entries_of(described)
         return {
             "average_len": options.average_len,
             "worst_len": options.worst_len,
-            "grouping": plan_groups.grouping(without_vllm=options.without_vllm),
-            "ask": plan_classes.asking(
-                plan_model.entries_of(described),
-                dtype=options.dtype,
-                without_vllm=options.without_vllm,
-            ),
+            "grouping": plan_groups.grouping(vllm),
+            "ask": plan_classes.asking(entries, vllm, dtype=options.dtype),
         }
 
     if options.session is None:

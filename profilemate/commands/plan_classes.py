@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import RuleError
+from profilemate.commands.plan_groups import Vllm
 from profilemate.messages import say
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from profilemate.simulation.classes import Asked
 
 
-def asking(entries: Mapping[str, Any] | None, *, dtype: str | None, without_vllm: bool) -> Classes:
+def asking(entries: Mapping[str, Any] | None, vllm: Vllm, *, dtype: str | None) -> Classes:
     """What vLLM's classes make of a model with given settings.
 
     They are asked once for the same settings. Where they cannot say, one line tells so, and the
@@ -25,27 +25,33 @@ def asking(entries: Mapping[str, Any] | None, *, dtype: str | None, without_vllm
 
     Args:
         entries: those of the model's config.json; None for a model without one.
+        vllm: whether it can be asked.
         dtype: the type of the weights, in place of the model's own.
-        without_vllm: the user wants no vLLM.
 
     """
     from analysis.plan.built import not_asked
 
-    if entries is None or without_vllm or importlib.util.find_spec("vllm") is None:
+    if entries is None or not vllm.is_usable:
         return not_asked
     from profilemate.simulation.asking import ask
-    from profilemate.simulation.classes import NotKnownError, RefusedError
+    from profilemate.simulation.classes import NotKnownError, NoVllmError, RefusedError
 
     config = json.dumps(entries)
     answers: dict[Asked, Built | None] = {}
 
     def by_vllm(settings: Settings) -> Built | None:
         asked = _asked(config, settings, dtype)
+        if asked not in answers and not vllm.is_usable:
+            return None
         if asked not in answers:
             try:
                 answers[asked] = ask(asked)
             except RefusedError as error:
                 raise RuleError(f"vLLM refuses: {error}") from None
+            except NoVllmError as error:
+                say(f"planning without vLLM: {error}")
+                vllm.is_usable = False
+                return None
             except NotKnownError as error:
                 say(f"planning without vLLM's class of the model: {error}")
                 answers[asked] = None

@@ -64,18 +64,23 @@ class NotKnownError(Exception):
     """vLLM cannot say here; the text says why, in one line."""
 
 
+class NoVllmError(NotKnownError):
+    """vLLM cannot be imported."""
+
+
 def build(asked: Asked) -> Built:
     """What vLLM makes of the model.
 
     Raises:
         RefusedError: vLLM refuses the model or the settings.
-        NotKnownError: vLLM cannot be imported, does not know the model, or cannot build it here.
+        NoVllmError: vLLM cannot be imported.
+        NotKnownError: vLLM does not know the model, or cannot build it here.
 
     """
     try:
         import vllm
     except Exception as error:
-        raise NotKnownError(f"it cannot be imported: {line(error)}") from None
+        raise NoVllmError(f"it cannot be imported: {line(error)}") from None
     try:
         _answer_as(asked.platform)
         return tolerated(lambda: _built(asked, str(vllm.__version__)))
@@ -110,9 +115,9 @@ def _built(asked: Asked, release: str) -> Built:
         max_model_len=int(config.model_config.max_model_len),
         batched_tokens=int(config.scheduler_config.max_num_batched_tokens),
         layers=len(specs),
-        bytes_per_token=sum(_token_bytes(spec, asked) for spec in specs),
+        bytes_per_token=sum(_token_bytes(spec, config) for spec in specs),
         growing_bytes_per_token=sum(
-            _token_bytes(spec, asked) for spec in specs if _kind(spec) in ("full", "latent")
+            _token_bytes(spec, config) for spec in specs if _kind(spec) in ("full", "latent")
         ),
         held=tuple(one.held for one in made),
     )
@@ -462,14 +467,15 @@ def _kind(spec: Any) -> Any:
     raise NotKnownError(f"its layers keep a {type(spec).__name__}, which plan does not know")
 
 
-def _token_bytes(spec: Any, asked: Asked) -> int:
+def _token_bytes(spec: Any, config: Any) -> int:
     """Bytes of one token of a layer on all GPUs that share it; those of a copy count once."""
     if _kind(spec) in ("state", "cross"):
         return 0
-    shards = getattr(spec, "max_tp_shards", None) or (
-        1 if _kind(spec) == "latent" else asked.tensor_parallel
-    )
-    return int(_page(spec) // spec.block_size * min(asked.tensor_parallel, shards))
+    # Where there are fewer heads than GPUs, several GPUs hold the same head.
+    heads = 1 if _kind(spec) == "latent" else config.model_config.get_total_num_kv_heads()
+    shards = getattr(spec, "max_tp_shards", None) or max(heads, 1)
+    gpus = min(config.parallel_config.tensor_parallel_size, shards)
+    return int(_page(spec) // spec.block_size * gpus)
 
 
 @contextmanager
@@ -496,11 +502,14 @@ def _answer_as(platform: str) -> None:
     from vllm.config import vllm as vllm_config
     from vllm.platforms import current_platform
     from vllm.platforms.interface import Platform
+    from vllm.v1.attention import selector
 
     here = type(current_platform)
     bf16, amx = platform in AVX512_BF16, platform == "cpu-amx"
     torch.cpu._is_avx512_bf16_supported = lambda: bf16
     torch.cpu._is_amx_tile_supported = lambda: amx
+    # The backend that another processor got.
+    selector._cached_get_attn_backend.cache_clear()
     if platform == "gpu":
         # Of what is asked here CUDA's platform leaves all to the base class.
         for name in ("check_and_update_config", "update_block_size_for_backend"):

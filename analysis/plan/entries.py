@@ -39,6 +39,11 @@ class Config:
         inner = self.part("text_config")
         self._entries |= {key: value for key, value in inner.items() if value != []}
 
+    def take_defaults(self, defaults: Mapping[str, Any]) -> None:
+        """Take these values where there is no entry."""
+        missing = {key: value for key, value in defaults.items() if self.get(key) is None}
+        self._entries |= missing
+
     def get(self, *keys: str) -> Any:
         """Any value; None where there is no entry."""
         return self._found(keys)[1]

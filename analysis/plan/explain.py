@@ -70,10 +70,12 @@ def _tokens(model: Model, settings: Settings) -> Iterator[Step]:
     for layer in model.cached:
         if isinstance(layer, Attention):
             kinds[layer] = kinds.get(layer, 0) + 1
-    width = kv_element_bytes(model, settings)
+    plain = kv_element_bytes(model, settings)
     dtype = model.sources.get("dtype", "--dtype")
     if settings.kv_cache_dtype != "auto":
         dtype = "--kv-cache-dtype"
+    elif model.cache_dtype is not None:
+        dtype = model.sources.get("cache_dtype", dtype)
     where = ", ".join(
         f"{what}: {model.sources[what]}"
         for what in ("kv_heads", "head_size")
@@ -81,7 +83,7 @@ def _tokens(model: Model, settings: Settings) -> Iterator[Step]:
     )
     total = []
     for layer, count in kinds.items():
-        kept = layer.head_size + layer.value_size
+        kept, width = layer.head_size + layer.value_size, layer.element_bytes or plain
         numbers = "one vector" if layer.latent else "keys and values"
         window = f", {layer.window:,} tokens at most" if layer.window else ""
         yield Step(

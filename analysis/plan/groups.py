@@ -92,12 +92,22 @@ def group(stages: Sequence[Stage]) -> Layout:
         specs = _of_one_size(specs)
         grouped = _split(specs)
     return Layout(
-        groups=tuple(described(specs[names[0]], len(names)) for names in grouped),
+        groups=tuple(_mean([specs[name] for name in names]) for names in grouped),
         bytes_per_block=tuple(
             max(sum(specs[name].page_bytes for name in names if name in stage) for names in grouped)
             for stage in stages
         ),
         decided_by=OURS,
+    )
+
+
+def _mean(specs: Sequence[Spec]) -> Group:
+    """The group of these layers, which may keep different amounts of a token."""
+    first, count = described(specs[0], len(specs)), len(specs)
+    return replace(
+        first,
+        page_bytes=sum(spec.page_bytes for spec in specs) // count,
+        token_bytes=sum(spec.token_bytes for spec in specs) // count,
     )
 
 

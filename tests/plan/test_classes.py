@@ -158,6 +158,54 @@ def test_right_values(name: str, answers: Mapping[str, Any]) -> None:
     assert (found.bytes_per_token, found.pool.blocks) == RIGHT[name]
 
 
+@pytest.mark.parametrize("name", sorted({*RIGHT} - {"kimi-linear-48b", "whisper-large-v3"}))
+def test_right_values_without_vllm(name: str, answers: Mapping[str, Any]) -> None:
+    """The reading of the config.json equals vLLM's class, groups and all; or it says that it does
+    not know the model."""
+    found = plan(config.model(entries(name), "m"), Settings(kv_bytes=MEMORY))
+    assert found.pool is not None
+    assert (found.bytes_per_token, found.pool.blocks) == RIGHT[name]
+    built = answers[f"right {name}"]
+    assert found.layout.groups == built.layout.groups
+    assert found.max_model_len == built.max_model_len
+
+
+@pytest.mark.parametrize("name", ["kimi-linear-48b", "whisper-large-v3"])
+def test_what_only_the_class_knows(name: str) -> None:
+    with pytest.raises(RuleError, match="Where vLLM is installed, its own classes know it"):
+        config.model(entries(name), "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("falcon-h1-34b", {"tensor_parallel": 8}, "20 attention heads cannot be divided so"),
+        ("qwen2.5-7b", {"tensor_parallel": 8}, "28 attention heads cannot be divided so"),
+        ("gpt2", {"max_model_len": 4096}, "--max-model-len 4,096: vLLM refuses more than the 1,02"),
+        ("deepseek-v3.2", {"kv_cache_dtype": "fp8"}, "whose 8-bit cache plan does not know"),
+        ("deepseek-v3.2", {"block_size": 16}, "reads blocks of a multiple of 64 tokens"),
+    ],
+)
+def test_refused_without_vllm(name: str, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(RuleError, match=said):
+        plan(config.model(entries(name), "m"), Settings(**settings))
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_weights_choose_the_cache_without_vllm(name: str) -> None:
+    changed = {**entries("llama-3.1-8b"), "quantization_config": QUANTIZED[name]}
+    assert plan(config.model(changed, "m"), Settings()).bytes_per_token == 65_536
+    plain = plan(config.model(changed, "m"), Settings(kv_cache_dtype="bfloat16"))
+    assert plain.bytes_per_token == 131_072
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_right_weights_without_vllm(name: str) -> None:
+    found = config.model(entries(name), "m").parameters
+    assert found is not None
+    assert found.total / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
+
+
 @pytest.mark.parametrize("name", BILLIONS)
 def test_right_weights(name: str, answers: Mapping[str, Any]) -> None:
     found = planned(answers, f"right {name}")

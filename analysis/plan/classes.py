@@ -32,6 +32,8 @@ def applied(built: Built, known: Model, settings: Settings) -> tuple[Model, Sett
         settings = replace(settings, kv_cache_dtype=built.kv_cache_dtype)
     if settings.max_num_batched_tokens is None and built.batched_tokens > settings.batched_tokens:
         settings = replace(settings, max_num_batched_tokens=built.batched_tokens)
+    if settings.in_flight_batches is None:
+        settings = replace(settings, in_flight_batches=built.in_flight_batches)
     return replace(known, max_model_len=built.max_model_len), settings
 
 

@@ -29,11 +29,13 @@ LARGEST_BYTES = 16 << 20
 _NOT_KNOWN = {
     "compress_ratios": "a compressed cache",
     "global_head_dim": "heads of several sizes",
+    "num_global_key_value_heads": "heads of several sizes",
+    "use_bidirectional_attention": "attention both ways",
     "block_configs": "layers of several shapes",
     "linear_attn_config": "linear attention of another kind",
     "is_encoder_decoder": "an encoder's cache",
 }
-_LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_k2")
+_LATENT = ("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_k2")
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {
         "num_attention_heads": 8,
@@ -198,6 +200,11 @@ def _refuse_unknown(config: Config) -> None:
             f"{config.name} needs no KV cache: {config.family} is an encoder. There is nothing to "
             "plan"
         )
+    if config.count("kv_lora_rank") and config.family not in _LATENT:
+        raise RuleError(
+            f"{config.name} has latent attention (kv_lora_rank), which plan does not know in this "
+            f"family{_INSTEAD}"
+        )
     if config.count("index_topk") and config.family not in _LATENT:
         raise RuleError(
             f"{config.name} has a sparse attention's index (index_topk), which plan does not know "
@@ -326,7 +333,7 @@ def _window(config: Config, number: int, count: int) -> int | None:
     window = config.count("sliding_window")
     if not window:
         return None
-    if config.family == "cohere2":
+    if config.family in ("cohere2", "cohere2_moe"):
         # A token sees so many before it, and itself.
         window += 1
     config.sources["window"] = f"{FILE}: sliding_window"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,8 @@ AVX512_BF16 = ("cpu-avx512-bf16", "cpu-amx")
 class Asked:
     """A model by the text of its ``config`` (JSON), and the settings by the names of ``Settings``.
     ``platform``: its name. ``batched_tokens``: of a step, where vLLM takes so many. ``sizes``: of
-    blocks, the one that is asked for first; None for vLLM's own choice."""
+    blocks, the one that is asked for first; None for vLLM's own choice. ``text_only``: without the
+    model's encoders of images and sounds."""
 
     config: str
     platform: str = "gpu"
@@ -48,6 +50,7 @@ class Asked:
     prefix_caching: bool = True
     hybrid: bool = True
     sizes: tuple[int | None, ...] = (None,)
+    text_only: bool = False
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -83,7 +86,12 @@ def build(asked: Asked) -> Built:
         raise NoVllmError(f"it cannot be imported: {line(error)}") from None
     try:
         _answer_as(asked.platform)
-        return tolerated(lambda: _built(asked, str(vllm.__version__)))
+        try:
+            return tolerated(lambda: _built(asked, str(vllm.__version__)))
+        except (OSError, ImportError, TypeError, AttributeError):
+            # Encoders of images may want more files than the config.json.
+            alone = replace(asked, text_only=True)
+            return tolerated(lambda: _built(alone, str(vllm.__version__)))
     except (RefusedError, NotKnownError):
         raise
     except Exception as error:
@@ -114,6 +122,8 @@ def _built(asked: Asked, release: str) -> Built:
         kv_cache_dtype=str(config.cache_config.cache_dtype),
         max_model_len=int(config.model_config.max_model_len),
         batched_tokens=int(config.scheduler_config.max_num_batched_tokens),
+        in_flight_batches=_batches(config),
+        text_only=asked.text_only,
         layers=len(specs),
         bytes_per_token=sum(_token_bytes(spec, config) for spec in specs),
         growing_bytes_per_token=sum(
@@ -121,6 +131,11 @@ def _built(asked: Asked, release: str) -> Built:
         ),
         held=tuple(one.held for one in made),
     )
+
+
+def _batches(config: Any) -> int:
+    """How many batches may be in flight at once."""
+    return int(config.max_in_flight_tokens // config.scheduler_config.max_num_batched_tokens)
 
 
 def _architecture(asked: Asked) -> str:
@@ -165,6 +180,7 @@ def _config(asked: Asked) -> Any:
         "pipeline_parallel_size": asked.pipeline_parallel,
         "kv_cache_dtype": cache_dtype,
         "mamba_ssm_cache_dtype": asked.state_dtype,
+        "language_model_only": asked.text_only or None,
         "enable_prefix_caching": asked.prefix_caching,
         "disable_hybrid_kv_cache_manager": not asked.hybrid,
     }
@@ -547,7 +563,11 @@ def _take_sparse_attention(here: Any) -> None:
 
 def line(error: BaseException) -> str:
     """The error's text in one line."""
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(str(error).split())
+    if not said:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+        said = f"{type(error).__name__}{where}"
     # pydantic's errors begin with how many there are, and end with where to read about them.
     said = said.partition("Value error, ")[2] or said
     said = said.partition(" [type=")[0]

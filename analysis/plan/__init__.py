@@ -139,6 +139,7 @@ def plan(
             *_too_long(max(average_len or 0, worst_len or 0), longest),
             *_notes(settings, weights, memory, pool, longest, layout),
             *(() if other is None or model.unknown else (other,)),
+            *((model.doubt,) if built is None and model.doubt is not None else ()),
         ),
         steps=steps(
             model, settings, layout, weights, memory, pool, longest, built if other else None

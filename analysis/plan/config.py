@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import RuleError
-from analysis.plan import heads, lengths
+from analysis.plan import families, heads, lengths
 from analysis.plan.entries import FILE, Config, said
 from analysis.plan.model import MOST_LAYERS, Attention, Layer, Model, State
 from analysis.plan.parameters import estimate, layer_letters
@@ -176,6 +176,7 @@ def model(entries: Mapping[str, Any], name: str) -> Model:
         cache_dtype=_cache_dtype(config),
         max_model_len=length.default,
         most_model_len=length.most,
+        doubt=families.doubt(config.shown_family),
         parameters=estimate(config, layers),
         quantization=method,
         quantized_bytes=width,

@@ -131,6 +131,11 @@ class Config:
         """The model's family, as ``model_type`` names it."""
         return self.text("model_type")
 
+    @property
+    def shown_family(self) -> str:
+        """The family as a message shows it."""
+        return self.family if self.family.isidentifier() else said(self.family)
+
     def _found(self, keys: tuple[str, ...]) -> tuple[str, Any]:
         """The first of the keys that has an entry, and the entry."""
         entries = self._entries

@@ -86,7 +86,8 @@ class Model:
     weights are stored, None for plain numbers of ``dtype``. ``quantized_bytes``: bytes of one
     quantized number. ``parameters``: given, or an estimate from the configuration; None where the
     configuration lacks an entry for it. ``sources``: where each figure comes from. ``unknown``: why
-    the layers are not known here, where vLLM's own classes may know them; else None.
+    the layers are not known here, where vLLM's own classes may know them; else None. ``doubt``:
+    what to know where the reading was not compared with vLLM's class.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Model:
     heads: int | None = None
     cache_dtype: str | None = None
     most_model_len: int | None = None
+    doubt: str | None = None
 
     @property
     def cached(self) -> tuple[Layer, ...]:

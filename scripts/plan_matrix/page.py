@@ -35,11 +35,11 @@ def _lines(results: Sequence[Result], release: str) -> list[str]:
     return [
         (
             f"vLLM {release} has {len(results)} architectures. {checked} could be checked: "
-            f"{counts['equal']} equal vLLM, {counts['keeps nothing']} keep nothing and are said to, "
-            f"{counts['refused']} are refused as vLLM refuses them, {counts['differs']} differ. "
+            f"{counts['equal']} equal vLLM, {counts['keeps nothing']} keep nothing and are said "
+            f"to, {counts['refused']} are refused as vLLM refuses them, {counts['differs']} differ. "
             f"{counts['not known']} could not be built here, and a plan says so; "
-            f"{counts['no config']} have no configuration to build. Without vLLM, the reading of the "
-            f"config.json equals vLLM's class for {readings['equal']}, says that it does not know "
+            f"{counts['no config']} have no configuration to build. Without vLLM, the reading of "
+            f"the config.json equals vLLM's class for {readings['equal']}, says that it does not know "
             f"{readings['not known']}, and differs for {readings['differs']}."
         ),
         "",

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from analysis.errors import RuleError
-from analysis.plan import config, local
+from analysis.plan import config, local, plan
 from analysis.plan.model import Attention, Model
+from analysis.plan.settings import Settings
 from tests.plan.truth import CONFIGS
 
 
@@ -75,6 +76,14 @@ def test_layers_that_use_another_layers_cache() -> None:
     model = config.model(entries("llama-3.1-8b", num_kv_shared_layers=10), "config.json")
     assert len(model.cached) == 22
     assert len(model.layers) == 32
+
+
+def test_a_family_that_was_not_compared_is_said() -> None:
+    for family, is_said in (("llama", False), ("new_thing", True), ("a b\x1b", True)):
+        changed = entries("llama-3.1-8b", model_type=family)
+        found = plan(config.model(changed, "config.json"), Settings(blocks=9)).notes
+        assert any("was not compared with vLLM's class" in note for note in found) == is_said
+        assert all(note.isprintable() for note in found)
 
 
 def test_weights_in_float32_are_cast() -> None:

@@ -32,6 +32,7 @@ _NOT_KNOWN = {
     "num_global_key_value_heads": "heads of several sizes",
     "use_bidirectional_attention": "attention both ways",
     "block_configs": "layers of several shapes",
+    "per_layer_config": "layers of several shapes",
     "linear_attn_config": "linear attention of another kind",
     "is_encoder_decoder": "an encoder's cache",
 }
@@ -64,6 +65,9 @@ _ENCODERS = (
     "modernbert",
     "nomic_bert",
     "new",
+    "embedding_gemma2_text",
+    "openai_privacy_filter",
+    "siglip_text_model",
 )
 """Families that keep nothing of a token: each is computed once, with all others."""
 
@@ -191,16 +195,16 @@ _INSTEAD = (
 
 
 def _refuse_unknown(config: Config) -> None:
-    for key, what in _NOT_KNOWN.items():
-        if config.get(key):
-            raise RuleError(f"{config.name} has {what} ({key}), which plan does not know{_INSTEAD}")
-    if config.family in _PLAIN_MAMBA:
-        raise RuleError(f"{config.name} keeps no keys and values: there is nothing to plan")
     if config.family in _ENCODERS:
         raise RuleError(
             f"{config.name} needs no KV cache: {config.family} is an encoder. There is nothing to "
             "plan"
         )
+    for key, what in _NOT_KNOWN.items():
+        if config.get(key):
+            raise RuleError(f"{config.name} has {what} ({key}), which plan does not know{_INSTEAD}")
+    if config.family in _PLAIN_MAMBA:
+        raise RuleError(f"{config.name} keeps no keys and values: there is nothing to plan")
     if config.count("kv_lora_rank") and config.family not in _LATENT:
         raise RuleError(
             f"{config.name} has latent attention (kv_lora_rank), which plan does not know in this "

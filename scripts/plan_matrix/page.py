@@ -29,19 +29,8 @@ def write(results: Sequence[Result], release: str, path: Path = Path(NAME)) -> N
 
 
 def _lines(results: Sequence[Result], release: str) -> list[str]:
-    counts = Counter(one.verdict for one in results)
-    readings = Counter(one.reading for one in results if one.reading)
-    checked = counts["equal"] + counts["keeps nothing"] + counts["refused"] + counts["differs"]
     return [
-        (
-            f"vLLM {release} has {len(results)} architectures. {checked} could be checked: "
-            f"{counts['equal']} equal vLLM, {counts['keeps nothing']} keep nothing and are said "
-            f"to, {counts['refused']} are refused as vLLM refuses them, {counts['differs']} differ. "
-            f"{counts['not known']} could not be built here, and a plan says so; "
-            f"{counts['no config']} have no configuration to build. Without vLLM, the reading of "
-            f"the config.json equals vLLM's class for {readings['equal']}, says that it does not know "
-            f"{readings['not known']}, and differs for {readings['differs']}."
-        ),
+        _summary(results, release),
         "",
         "## Checked",
         "| architecture | groups | bytes of a block | blocks of 60 GiB | without vLLM |",
@@ -62,6 +51,21 @@ def _lines(results: Sequence[Result], release: str) -> list[str]:
         "## No configuration",
         *_names(results),
     ]
+
+
+def _summary(results: Sequence[Result], release: str) -> str:
+    counts = Counter(one.verdict for one in results)
+    read = Counter(one.reading for one in results)
+    built = ("equal", "keeps nothing", "refused", "differs")
+    return (
+        f"vLLM {release} has {len(results)} architectures. "
+        f"{sum(counts[one] for one in built)} could be checked: {counts['equal']} equal vLLM, "
+        f"{counts['keeps nothing']} keep nothing and are said to, {counts['refused']} are refused "
+        f"as vLLM refuses them, {counts['differs']} differ. {counts['not known']} could not be "
+        f"built here, and a plan says so; {counts['no config']} have no configuration to build. "
+        f"Without vLLM, the reading of the config.json equals vLLM's class for {read['equal']}, "
+        f"says that it does not know {read['not known']}, and differs for {read['differs']}."
+    )
 
 
 def _checked(one: Result) -> str:

@@ -14,6 +14,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from analysis.errors import RuleError
+from analysis.plan import config, plan
+from analysis.plan.model import Model
+from analysis.plan.settings import Settings
+from profilemate.simulation import classes
+from profilemate.simulation.classes import NotKnownError, RefusedError
 from scripts.plan_matrix import configs
 
 MEMORY = 60 * 2**30
@@ -79,9 +85,6 @@ def _work(connection: Connection, name: str) -> None:
 
 
 def _checked(name: str) -> dict[str, Any]:
-    from profilemate.simulation import classes
-    from profilemate.simulation.classes import NotKnownError, RefusedError
-
     if configs.is_drafting(name):
         return {"verdict": "no config", "why": configs.DRAFTING}
     text = configs.config_of(name)
@@ -126,10 +129,6 @@ def _family(entries: Mapping[str, Any]) -> str:
 
 
 def _plan(built: Any) -> Any:
-    from analysis.plan import plan
-    from analysis.plan.model import Model
-    from analysis.plan.settings import Settings
-
     model = Model("model", "bfloat16", (), None, None, None, None, {}, unknown="not read")
     return plan(model, Settings(kv_bytes=MEMORY, max_num_batched_tokens=2048), ask=lambda _: built)
 
@@ -138,22 +137,16 @@ def _of_vllm(made: Sequence[Any]) -> tuple[int, int]:
     """Blocks and tokens that vLLM itself makes of the memory."""
     from vllm.v1.core import kv_cache_utils
 
-    config = made[0].config
-    vars(config.cache_config).update(made[0].asked_cache)
-    config.cache_config.kv_cache_layout = "LBNHC"
-    from profilemate.simulation import classes
-
-    found = kv_cache_utils.get_kv_cache_configs(config, [classes._specs(config)], [MEMORY])[0]
-    tokens, _ = kv_cache_utils.get_kv_cache_capacity(config, found)
+    settings = made[0].config
+    vars(settings.cache_config).update(made[0].asked_cache)
+    settings.cache_config.kv_cache_layout = "LBNHC"
+    found = kv_cache_utils.get_kv_cache_configs(settings, [classes._specs(settings)], [MEMORY])[0]
+    tokens, _ = kv_cache_utils.get_kv_cache_capacity(settings, found)
     return int(found.num_blocks), int(tokens)
 
 
 def _reading(entries: Mapping[str, Any], built: Any) -> dict[str, Any]:
     """What the plan without vLLM says."""
-    from analysis.errors import RuleError
-    from analysis.plan import config, plan
-    from analysis.plan.settings import Settings
-
     try:
         settings = Settings(kv_bytes=MEMORY, max_num_batched_tokens=2048)
         found = plan(config.model(entries, "model"), settings)

@@ -143,7 +143,9 @@ def test_the_layout_is_that_of_the_reading(case: Case, answers: Mapping[str, Any
     assert by_class.layout.groups == read.layout.groups
     assert by_class.layout.bytes_per_block == read.layout.bytes_per_block
     assert by_class.pool == read.pool
-    assert by_class.steps[:-20] == read.steps[:-20]
+    assert [(one.name, one.result) for one in by_class.steps] == [
+        (one.name, one.result) for one in read.steps
+    ]
     assert by_class.bytes_per_token == read.bytes_per_token
     assert by_class.growing_bytes_per_token == read.growing_bytes_per_token
     assert by_class.notes[: len(read.notes)] == tuple(

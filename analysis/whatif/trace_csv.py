@@ -65,7 +65,7 @@ def read(path: Path, content: bytes, unit: float | None) -> pl.DataFrame:
     )
     kind = next((one for one in _KINDS if {one.time, one.prompt, one.answer} <= {*header}), None)
     if kind is None:
-        wanted = " or ".join(
+        wanted = " nor ".join(
             f"{one.name}'s columns {one.time}, {one.prompt} and {one.answer}" for one in _KINDS
         )
         raise SessionError(

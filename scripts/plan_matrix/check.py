@@ -24,6 +24,7 @@ from scripts.plan_matrix import configs
 
 MEMORY = 60 * 2**30
 """Bytes for the KV cache of a GPU."""
+PLENTY = 2**46
 BOUND_SEC = 120
 BOUND_BYTES = 8 << 30
 
@@ -108,15 +109,19 @@ def _checked(name: str) -> dict[str, Any]:
         return {"verdict": "not known", "why": str(error), **family}
     if not built.layout.groups:
         return {"verdict": "keeps nothing", **family, **_reading(entries, None)}
-    by_class = _plan(built)
-    made = _of_vllm(built_of)
+    try:
+        memory, made = MEMORY, _of_vllm(built_of, MEMORY)
+    except ValueError:
+        # vLLM wants room for one sequence of the longest length.
+        memory, made = PLENTY, _of_vllm(built_of, PLENTY)
+    by_class = _plan(built, memory)
     is_equal = (by_class.pool.blocks, by_class.pool.tokens) == made[:2]
     return {
         "verdict": "equal" if is_equal else "differs",
         "why": "" if is_equal else f"{by_class.pool.blocks} blocks, vLLM {made[0]}",
         "groups": _words(built.layout.groups),
         "bytes_per_block": built.layout.bytes_per_block[0],
-        "blocks": made[0],
+        "blocks": MEMORY // built.layout.bytes_per_block[0],
         **family,
         **_reading(entries, built),
     }
@@ -128,19 +133,19 @@ def _family(entries: Mapping[str, Any]) -> str:
     return str(found or entries.get("model_type"))
 
 
-def _plan(built: Any) -> Any:
+def _plan(built: Any, memory: int) -> Any:
     model = Model("model", "bfloat16", (), None, None, None, None, {}, unknown="not read")
-    return plan(model, Settings(kv_bytes=MEMORY, max_num_batched_tokens=2048), ask=lambda _: built)
+    return plan(model, Settings(kv_bytes=memory, max_num_batched_tokens=2048), ask=lambda _: built)
 
 
-def _of_vllm(made: Sequence[Any]) -> tuple[int, int]:
+def _of_vllm(made: Sequence[Any], memory: int) -> tuple[int, int]:
     """Blocks and tokens that vLLM itself makes of the memory."""
     from vllm.v1.core import kv_cache_utils
 
     settings = made[0].config
     vars(settings.cache_config).update(made[0].asked_cache)
     settings.cache_config.kv_cache_layout = "LBNHC"
-    found = kv_cache_utils.get_kv_cache_configs(settings, [classes._specs(settings)], [MEMORY])[0]
+    found = kv_cache_utils.get_kv_cache_configs(settings, [classes._specs(settings)], [memory])[0]
     tokens, _ = kv_cache_utils.get_kv_cache_capacity(settings, found)
     return int(found.num_blocks), int(tokens)
 

@@ -47,8 +47,21 @@ def config_of(name: str) -> str | None:
             entries = json.loads(kind().to_json_string(use_diff=False))
         except Exception:
             continue
-        return json.dumps({**entries, "architectures": [name]})
+        return json.dumps(_completed({**entries, "architectures": [name]}))
     return None
+
+
+def _completed(entries: dict[str, Any]) -> dict[str, Any]:
+    """The entries with those that models have, and defaults leave out."""
+    inner = entries.get("text_config")
+    if isinstance(inner, dict):
+        entries["text_config"] = _completed(inner)
+    heads, hidden = entries.get("num_attention_heads"), entries.get("hidden_size")
+    if isinstance(heads, int) and isinstance(hidden, int) and heads:
+        for key, value in (("num_key_value_heads", heads), ("head_dim", hidden // heads)):
+            if entries.get(key, 0) is None or (key == "head_dim" and key not in entries):
+                entries[key] = value
+    return entries
 
 
 def _kinds(name: str) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,4 +94,6 @@ def _names(results: Sequence[Result]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "/").replace("<", "&lt;")
+    # Paths are of the machine that this ran on.
+    plain = re.sub(r"\(?'?/\S+", "...", text)
+    return plain.replace("|", "/").replace("<", "&lt;")

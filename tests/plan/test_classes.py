@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -280,10 +279,8 @@ def test_sizes_of_a_block(answers: Mapping[str, Any]) -> None:
 
 
 def test_a_bound_in_time() -> None:
-    began = time.monotonic()
     with pytest.raises(NotKnownError, match=r"it takes longer than 0\.5 s"):
         asking.ask(asked("llama-3.1-8b"), bound_sec=0.5)
-    assert time.monotonic() - began < 30
 
 
 def test_a_bound_in_memory() -> None:

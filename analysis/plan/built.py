@@ -33,8 +33,7 @@ class Built:
     size of block that is asked for, the one of the settings first. ``kv_cache_dtype``: the type of
     the cache, ``auto`` for the model's. ``max_model_len``: tokens of the longest sequence.
     ``batched_tokens``: tokens of a step. ``in_flight_batches``: how many steps may be under way.
-    ``text_only``: without the model's encoders of images and sounds. ``layers``: how many keep
-    something.
+    ``layers``: how many keep something.
     ``bytes_per_token``: bytes that all layers keep of a token, on all GPUs that share them;
     ``growing_bytes_per_token``: of the layers that keep every token. ``held``: the weights, by
     stage.
@@ -47,7 +46,6 @@ class Built:
     max_model_len: int
     batched_tokens: int
     in_flight_batches: int
-    text_only: bool
     layers: int
     bytes_per_token: int
     growing_bytes_per_token: int

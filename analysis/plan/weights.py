@@ -73,12 +73,10 @@ def _of_classes(model: Model, settings: Settings, built: Built) -> Weights | Non
     """The weights of vLLM's own modules; None where the bytes of a quantized number are not
     known."""
     source = f"vLLM {built.release}'s {built.architecture}, {model.dtype}"
-    if built.text_only:
-        source += ", its text alone"
     if model.quantization is None:
         stages = tuple(one.total_bytes for one in built.held)
         whole = sum(stages) * settings.tensor_parallel
-        return Weights(whole, stages, source, built.text_only)
+        return Weights(whole, stages, source, False)
     if model.quantized_bytes is None:
         return None
     stages = tuple(_quantized(one, model, model.quantized_bytes) for one in built.held)

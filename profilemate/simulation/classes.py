@@ -35,8 +35,7 @@ AVX512_BF16 = ("cpu-avx512-bf16", "cpu-amx")
 class Asked:
     """A model by the text of its ``config`` (JSON), and the settings by the names of ``Settings``.
     ``platform``: its name. ``batched_tokens``: of a step, where vLLM takes so many. ``sizes``: of
-    blocks, the one that is asked for first; None for vLLM's own choice. ``text_only``: without the
-    model's encoders of images and sounds."""
+    blocks, the one that is asked for first; None for vLLM's own choice."""
 
     config: str
     platform: str = "gpu"
@@ -50,7 +49,6 @@ class Asked:
     prefix_caching: bool = True
     hybrid: bool = True
     sizes: tuple[int | None, ...] = (None,)
-    text_only: bool = False
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -86,12 +84,7 @@ def build(asked: Asked) -> Built:
         raise NoVllmError(f"it cannot be imported: {line(error)}") from None
     try:
         _answer_as(asked.platform)
-        try:
-            return tolerated(lambda: _built(asked, str(vllm.__version__)))
-        except (OSError, ImportError, TypeError, AttributeError):
-            # Encoders of images may want more files than the config.json.
-            alone = replace(asked, text_only=True)
-            return tolerated(lambda: _built(alone, str(vllm.__version__)))
+        return tolerated(lambda: _built(asked, str(vllm.__version__)))
     except (RefusedError, NotKnownError):
         raise
     except Exception as error:
@@ -123,7 +116,6 @@ def _built(asked: Asked, release: str) -> Built:
         max_model_len=int(config.model_config.max_model_len),
         batched_tokens=int(config.scheduler_config.max_num_batched_tokens),
         in_flight_batches=_batches(config),
-        text_only=asked.text_only,
         layers=len(specs),
         bytes_per_token=sum(_token_bytes(spec, config) for spec in specs),
         growing_bytes_per_token=sum(
@@ -180,7 +172,6 @@ def _config(asked: Asked) -> Any:
         "pipeline_parallel_size": asked.pipeline_parallel,
         "kv_cache_dtype": cache_dtype,
         "mamba_ssm_cache_dtype": asked.state_dtype,
-        "language_model_only": asked.text_only or None,
         "enable_prefix_caching": asked.prefix_caching,
         "disable_hybrid_kv_cache_manager": not asked.hybrid,
     }

@@ -56,10 +56,13 @@ def _completed(entries: dict[str, Any]) -> dict[str, Any]:
     inner = entries.get("text_config")
     if isinstance(inner, dict):
         entries["text_config"] = _completed(inner)
+    # Another spelling of the size of a head.
+    other = "attention_head_dim"
     heads, hidden = entries.get("num_attention_heads"), entries.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads:
         for key, value in (("num_key_value_heads", heads), ("head_dim", hidden // heads)):
-            if entries.get(key, 0) is None or (key == "head_dim" and key not in entries):
+            missing = key not in entries and key == "head_dim" and other not in entries
+            if missing or entries.get(key, 0) is None:
                 entries[key] = value
     return entries
 

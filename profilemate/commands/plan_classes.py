@@ -31,7 +31,8 @@ def asking(entries: Mapping[str, Any] | None, vllm: Vllm, *, dtype: str | None) 
     """
     from analysis.plan.built import not_asked
 
-    if entries is None or not vllm.is_usable:
+    # No model has so many layers, and vLLM would build them all.
+    if entries is None or not vllm.is_usable or not _is_buildable(entries):
         return not_asked
     from profilemate.simulation.asking import ask
     from profilemate.simulation.classes import NotKnownError, NoVllmError, RefusedError
@@ -58,6 +59,18 @@ def asking(entries: Mapping[str, Any] | None, vllm: Vllm, *, dtype: str | None) 
         return answers[asked]
 
     return by_vllm
+
+
+def _is_buildable(entries: Mapping[str, Any]) -> bool:
+    from analysis.plan.model import MOST_LAYERS
+
+    inner = entries.get("text_config")
+    counts = [
+        part.get(key)
+        for part in (entries, inner if isinstance(inner, Mapping) else {})
+        for key in ("num_hidden_layers", "n_layer", "num_layers")
+    ]
+    return not any(isinstance(count, (int, float)) and count > MOST_LAYERS for count in counts)
 
 
 def _asked(config: str, settings: Settings, dtype: str | None) -> Asked:

@@ -19,6 +19,8 @@ from analysis.errors import RuleError
 from analysis.plan import Plan, config, plan
 from analysis.plan.built import Built
 from analysis.plan.settings import Settings
+from profilemate.commands import plan_classes
+from profilemate.commands.plan_groups import Vllm
 from profilemate.simulation import asking
 from profilemate.simulation.classes import Asked, NotKnownError, RefusedError
 from tests.analysis.invoke import invoke
@@ -286,6 +288,18 @@ def test_a_bound_in_time() -> None:
 def test_a_bound_in_memory() -> None:
     with pytest.raises(NotKnownError):
         asking.ask(asked("llama-3.1-8b"), bound_bytes=64 << 20)
+
+
+def test_layers_that_no_model_has_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(asked: Asked) -> Built:
+        raise AssertionError(asked)
+
+    monkeypatch.setattr(asking, "ask", fails)
+    for deep in ({"n_layer": 10**6}, {"text_config": {"num_hidden_layers": 10**6}}):
+        ask = plan_classes.asking({**entries("gpt2"), **deep}, Vllm(True), dtype=None)
+        assert ask(Settings()) is None
+    with pytest.raises(AssertionError):
+        plan_classes.asking(entries("gpt2"), Vllm(True), dtype=None)(Settings())
 
 
 def test_the_command(tmp_path: Path) -> None:

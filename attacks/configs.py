@@ -12,7 +12,7 @@ from random import Random
 
 from analysis.plan.groups import group
 from attacks.figure import Figure
-from profilemate.commands.plan_groups import grouping
+from profilemate.commands.plan_groups import grouping, installed
 from tests.plan import odd
 
 BY_VLLM = 20
@@ -25,12 +25,13 @@ def run(count: int, seed: int, folder: Path) -> list[Figure]:
     slowest = 0.0
     logging.disable(logging.WARNING)
     # vLLM is imported before the clock runs.
-    vllms = grouping(without_vllm=False)
+    vllm = installed(without_vllm=False)
+    vllms = grouping(vllm)
     odd.outcome(odd.plain(), odd.Settings(), vllms)
     for number in range(count):
         random = Random(f"{seed} {number}")
         entries, settings = odd.entries(random), odd.settings(random)
-        made_by = group if number % BY_VLLM else grouping(without_vllm=False)
+        made_by = group if number % BY_VLLM else grouping(vllm)
         began = time.process_time()
         try:
             found = odd.outcome(entries, settings, made_by)

@@ -7,6 +7,7 @@ counters end in ``_total``, and those of histograms in ``_count`` and ``_sum``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -84,11 +85,23 @@ def parse(text: str, source: str, scraped_at: float | None = None) -> Page:
         said = " ".join(str(error).split())[:200]
         raise SessionError(f"{source} is not a page of Prometheus metrics: {said}") from None
     if not any(name.startswith(_VLLM) for name in samples):
-        raise SessionError(
-            f"{source} has no metric of vLLM's (none begins with {_VLLM}); name the server's "
-            "/metrics, such as http://localhost:8000/metrics"
-        )
+        raise SessionError(f"{source} has no metric of vLLM's: {_other_prefix(samples)}")
     return Page(source, scraped_at, samples)
+
+
+def _other_prefix(samples: Iterable[str]) -> str:
+    """Why no metric is known: what stands in the prefix's place, or that there is nothing."""
+    for name in sorted(samples):
+        found = re.match(r"(\w*:)?(\w*_)?vllm[:_]", name)
+        if found is not None:
+            return (
+                f"they begin with {found[0]} here ({name}), and vLLM's own with {_VLLM}; another "
+                "program has renamed them. Name the /metrics of the vLLM server itself"
+            )
+    return (
+        f"none begins with {_VLLM}; name the server's /metrics, such as "
+        "http://localhost:8000/metrics"
+    )
 
 
 def _samples(families: Iterable[Metric]) -> dict[str, tuple[Sample, ...]]:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import polars as pl
 
 from analysis.engine_metrics.figures import Explanation, Row, exact, row, within
-from analysis.engine_metrics.moment import Seen
+from analysis.engine_metrics.moment import UNDER_WAY_SEC, Seen
 from analysis.engine_metrics.page import Page
 from analysis.tables.facts import Facts
+from analysis.tables.schema import TABLES
 from analysis.tables.session import Session
 
 _REQUESTS = (
+    "timestamp",
     "input_length",
     "output_length",
     "first_token_sec",
@@ -24,23 +26,50 @@ _REQUESTS = (
 )
 
 
-def rows(page: Page, seen: Seen, _: Facts) -> Iterator[Row]:
+_STEPS_UNDER_WAY = 3
+"""The engine learns in so many steps that a client has left."""
+
+
+def rows(page: Page, seen: Seen, facts: Facts) -> Iterator[Row]:
     """Rows for tokens, for requests by finish reason, and for preemptions.
 
     Raises:
         SessionError: a table cannot be read.
 
     """
-    yield from _tokens(page, seen)
-    yield from _endings(page, seen)
+    aborted, left_after = _left(seen.session)
+    yield from _tokens(page, seen, aborted, left_after, facts)
+    yield from _endings(page, seen, aborted, left_after)
     yield from _preemptions(page, seen)
 
 
-def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
+def _left(session: Session) -> tuple[float, pl.Expr]:
+    """How many requests were aborted, and which other ones may have ended as their client left.
+
+    The API server drops what comes for a request whose client has left. If the engine had ended it
+    by then, the session has an end that vLLM never counts. So a client may have left only where
+    clients do leave, and not long before the time that the first of them waited.
+    """
+    took = pl.col("finish_sec") - pl.col("timestamp") * TABLES["requests"].time_unit
+    count, shortest = 0, math.inf
+    for batch in session.batches("requests", _REQUESTS):
+        times = batch.filter(pl.col("finish_reason") == "abort").select(took).to_series()
+        count += len(times)
+        shortest = min([shortest, *times.drop_nulls().to_list()])
+    is_other = (pl.col("finish_reason") != "abort") & pl.lit(count > 0)
+    return float(count), is_other & (took >= shortest - UNDER_WAY_SEC)
+
+
+def _tokens(
+    page: Page, seen: Seen, aborted: float, left_after: pl.Expr, facts: Facts
+) -> Iterator[Row]:
     first, end, cut = pl.col("first_token_sec"), pl.col("finish_sec"), seen.cut
     inputs, outputs = pl.col("input_length"), pl.col("output_length")
     recent = seen.recent
-    aborted = pl.col("finish_reason") == "abort"
+    is_aborted = pl.col("finish_reason") == "abort"
+    # What is under way when a client leaves: a few tokens, and with a short answer the prompt, too.
+    dropped = float(_STEPS_UNDER_WAY * (1 + (facts.scheduler.speculative_tokens or 0)))
+    is_short = left_after & (outputs <= dropped)
     sums = _requests(
         seen.session,
         inputs=inputs,
@@ -51,7 +80,8 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
         outputs_later=pl.when(first > cut).then(outputs).otherwise(0),
         # No table has the tokens that a request had by then.
         outputs_open=pl.when((first <= cut) & (end > recent)).then(outputs).otherwise(0),
-        outputs_aborted=pl.when(aborted & (end <= recent)).then(outputs).otherwise(0),
+        ended_left=left_after,
+        outputs_aborted=pl.when(is_aborted & (end <= recent)).then(outputs).otherwise(0),
     )
     yield from row(
         "vllm:prompt_tokens",
@@ -69,6 +99,12 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
                 "prompts whose first token came right before the page: vLLM may not have counted "
                 "them yet",
                 -sums["first_recent"],
+                0.0,
+            ),
+            within(
+                "prompts of short requests that the engine ended as their client left: vLLM's "
+                "counter leaves them out",
+                -_largest(seen.session, is_short, inputs, aborted),
                 0.0,
             ),
             *_running(seen),
@@ -92,6 +128,12 @@ def _tokens(page: Page, seen: Seen) -> Iterator[Row]:
                 -sums["outputs_aborted"],
                 0.0,
             ),
+            within(
+                "the last tokens of requests that the engine ended as their client left: vLLM's "
+                "counter leaves them out",
+                -dropped * min(aborted, sums["ended_left"]),
+                0.0,
+            ),
             *_running(seen),
         ],
     )
@@ -107,7 +149,7 @@ def _running(seen: Seen) -> Iterator[Explanation]:
         )
 
 
-def _endings(page: Page, seen: Seen) -> Iterator[Row]:
+def _endings(page: Page, seen: Seen, aborted: float, left_after: pl.Expr) -> Iterator[Row]:
     counted = page.by_label("vllm:request_success_total", "finished_reason")
     if not counted:
         return
@@ -119,10 +161,10 @@ def _endings(page: Page, seen: Seen) -> Iterator[Row]:
             ended=pl.col("finish_reason").is_not_null(),
             later=end > cut,
             recent=end.is_between(seen.recent, cut),
+            left=left_after,
         )
         for reason in {*counted, "abort"}
     }
-    aborted = by_reason["abort"]["ended"]
     for reason, value in sorted(counted.items()):
         found = by_reason[reason]
         parts = [
@@ -136,6 +178,15 @@ def _endings(page: Page, seen: Seen) -> Iterator[Row]:
         if reason == "abort":
             parts.append(
                 within("requests whose client left: vLLM's counter leaves them out", -aborted, 0.0)
+            )
+        else:
+            parts.append(
+                within(
+                    "requests that the engine ended as their client left: vLLM's counter leaves "
+                    "them out",
+                    -min(aborted, found["left"]),
+                    0.0,
+                )
             )
         if reason == "stop":
             parts.append(
@@ -154,6 +205,15 @@ def _endings(page: Page, seen: Seen) -> Iterator[Row]:
                 found["ended"],
                 parts,
             )
+
+
+def _largest(session: Session, which: pl.Expr, value: pl.Expr, count: float) -> float:
+    """The sum of the ``count`` largest values among the requests in ``which``."""
+    largest = pl.Series([], dtype=pl.Float64)
+    for batch in session.batches("requests", _REQUESTS):
+        values = batch.filter(which).select(value.cast(pl.Float64)).to_series().drop_nulls()
+        largest = pl.concat([largest, values]).top_k(int(count))
+    return float(largest.sum())
 
 
 def _requests(session: Session, which: pl.Expr | None = None, **sums: pl.Expr) -> dict[str, float]:

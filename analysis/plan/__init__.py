@@ -2,8 +2,9 @@
 """How much KV cache will a model have on these GPUs, and how many sequences will fit?
 
 ``plan`` computes bytes, blocks, tokens and sequences from a model's configuration and a GPU's
-size, as vLLM does at start-up. Nothing here imports vLLM. ``profilemate.simulation.groups`` can
-replace ``groups.group``: it lets vLLM make the groups.
+size, as vLLM does at start-up. Nothing here imports vLLM. ``profilemate.simulation.asking`` can
+ask vLLM's classes of the model, and ``profilemate.simulation.groups`` can replace ``groups.group``:
+it lets vLLM make the groups of the layers that are read here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.plan import capacity
+from analysis.errors import RuleError
+from analysis.plan import capacity, classes
+from analysis.plan.built import Classes, not_asked
 from analysis.plan.capacity import ByBlockSize, ByUtilization, Length, Memory, Pool
 from analysis.plan.explain import Step, steps
 from analysis.plan.groups import Grouping, Layout, group
@@ -60,6 +63,7 @@ def plan(
     average_len: int | None = None,
     worst_len: int | None = None,
     grouping: Grouping = group,
+    ask: Classes = not_asked,
 ) -> Plan:
     """Plan this model with these settings.
 
@@ -71,18 +75,27 @@ def plan(
         worst_len: tokens of the longest sequence expected; by default the longest that vLLM
             serves.
         grouping: makes the groups; by default ``groups.group``.
+        ask: what vLLM's own classes make of the model with given settings, which then decides;
+            by default they are not asked.
 
     Raises:
-        RuleError: a setting makes no sense, vLLM cannot serve the model with these settings, or
-            a file of weights cannot be read.
+        RuleError: a setting makes no sense, vLLM cannot serve the model with these settings, its
+            layers are not known, or a file of weights cannot be read.
 
     """
     check(settings)
     check_count("--average-len", average_len)
     check_count("--worst-len", worst_len)
+    built = ask(settings)
+    if built is None and model.unknown is not None:
+        raise RuleError(model.unknown)
+    asked = settings
+    if built is not None:
+        model, settings = classes.applied(built, model, settings)
     settings = replace(settings, block_size=asked_block_size(model, settings))
-    layout = capacity.lay_out(model, settings, grouping)
-    weights = measure(model, settings, folder)
+    layout = capacity.lay_out(model, settings, grouping) if built is None else built.layout
+    other = None if built is None else classes.difference(built, model, settings)
+    weights = measure(model, settings, folder, built)
     memory = capacity.memory(settings, weights, layout)
     blocks = capacity.blocks_of(settings, memory, layout)
     longest = max_model_len(model, settings)
@@ -94,28 +107,43 @@ def plan(
     average = None if average_len is None else length(average_len)
     rows = capacity.lengths(longest, [] if average_len is None else [average_len])
     worst = length(worst_len or longest)
+    if built is None:
+        by_block_size = capacity.by_block_size(
+            average_len or worst.tokens, model, settings, weights, grouping
+        )
+        per_token = (
+            capacity.bytes_per_token(model, settings),
+            capacity.bytes_per_token(model, settings, growing=True),
+        )
+    else:
+        by_block_size = classes.by_block_size(
+            average_len or worst.tokens, settings, weights, built, given=asked.block_size
+        )
+        per_token = (built.bytes_per_token, built.growing_bytes_per_token)
     return Plan(
-        model=about(model),
+        model=about(model) if built is None else classes.about(built, model, settings),
         settings=settings,
         max_model_len=longest,
-        bytes_per_token=capacity.bytes_per_token(model, settings),
-        growing_bytes_per_token=capacity.bytes_per_token(model, settings, growing=True),
+        bytes_per_token=per_token[0],
+        growing_bytes_per_token=per_token[1],
         layout=layout,
         weights=weights,
         memory=memory,
         pool=pool,
         by_length=tuple(map(length, rows)),
         by_utilization=tuple(capacity.by_utilization(model, settings, weights, layout)),
-        by_block_size=tuple(
-            capacity.by_block_size(average_len or worst.tokens, model, settings, weights, grouping)
-        ),
+        by_block_size=tuple(by_block_size),
         average=average,
         worst=worst,
         notes=(
             *_too_long(max(average_len or 0, worst_len or 0), longest),
             *_notes(settings, weights, memory, pool, longest, layout),
+            *(() if other is None or model.unknown else (other,)),
+            *((model.doubt,) if built is None and model.doubt is not None else ()),
         ),
-        steps=steps(model, settings, layout, weights, memory, pool, longest),
+        steps=steps(
+            model, settings, layout, weights, memory, pool, longest, built if other else None
+        ),
     )
 
 

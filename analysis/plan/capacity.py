@@ -132,7 +132,7 @@ def bytes_per_token(model: Model, settings: Settings, *, growing: bool = False) 
     """
     width = kv_element_bytes(model, settings)
     return sum(
-        layer.kv_heads * (layer.head_size + layer.value_size) * width
+        layer.kv_heads * (layer.head_size + layer.value_size) * (layer.element_bytes or width)
         for layer in model.cached
         if isinstance(layer, Attention) and not (growing and layer.window)
     )

@@ -11,29 +11,70 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from analysis.errors import RuleError
+from analysis.plan import families, heads, lengths
 from analysis.plan.entries import FILE, Config, said
 from analysis.plan.model import MOST_LAYERS, Attention, Layer, Model, State
 from analysis.plan.parameters import estimate, layer_letters
+from analysis.plan.quantized import cache_dtype
 from analysis.plan.sizes import element_bytes
 
 LARGEST_BYTES = 16 << 20
 """Larger than any model's config.json."""
 
 _NOT_KNOWN = {
-    "index_topk": "a sparse attention's index",
     "compress_ratios": "a compressed cache",
-    "attention_chunk_size": "attention within chunks",
     "global_head_dim": "heads of several sizes",
+    "num_global_key_value_heads": "heads of several sizes",
+    "use_bidirectional_attention": "attention both ways",
     "block_configs": "layers of several shapes",
+    "per_layer_config": "layers of several shapes",
     "linear_attn_config": "linear attention of another kind",
     "is_encoder_decoder": "an encoder's cache",
-    "attn_type_list": "linear attention of another kind",
 }
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
+_LATENT = ("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_k2")
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+        "vocab_size": 262_208,
+        "sliding_window_pattern": 6,
+    },
+    "falcon": {"max_position_embeddings": 2048},
+    "cohere2": {"sliding_window": 4096, "tie_word_embeddings": True},
+}
+"""What vLLM takes where a family's config.json leaves an entry out."""
+
+_ENCODERS = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "distilbert",
+    "deberta",
+    "deberta-v2",
+    "electra",
+    "mpnet",
+    "modernbert",
+    "nomic_bert",
+    "new",
+    "embedding_gemma2_text",
+    "openai_privacy_filter",
+    "siglip_text_model",
+)
+"""Families that keep nothing of a token: each is computed once, with all others."""
+
+_INDEX_ELEMENT_BYTES = 1
+_INDEX_SCALE_BYTES = 4
+"""A sparse attention's index keeps 8-bit numbers, and a scale for each 128 of them."""
+
 _ALTERNATING = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3_text": 6, "gemma3": 6}
 """Families whose every n-th layer attends to all tokens, and whose others have a window."""
 _PLAIN_MAMBA = ("mamba", "mamba2", "falcon_mamba")
@@ -47,6 +88,30 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
             or is not known here.
 
     """
+    return model(entries(path), name or str(path))
+
+
+def read_or_say(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
+    """The same; where the layers are not known here, a model without layers that says why.
+
+    Raises:
+        RuleError: the file is missing or is no JSON object.
+
+    """
+    found, named = entries(path), name or str(path)
+    try:
+        return model(found, named)
+    except RuleError as error:
+        return _outline(Config(found, named), str(error))
+
+
+def entries(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The entries of a config.json, or of the one in a folder.
+
+    Raises:
+        RuleError: the file is missing or is no JSON object.
+
+    """
     given = Path(path)
     file = given / FILE if os.path.isdir(given) else given
     # A pipe or a device may never end. Unlike Path's methods, os.path's do not raise on a path
@@ -58,16 +123,37 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Model:
             raise RuleError(
                 f"{file} is too large for a {FILE}; name a model's folder or its {FILE}"
             )
-        entries = json.loads(file.read_text("utf-8"))
+        found = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise RuleError(
             f"cannot read {file}: {error.strerror or error}; name a model's folder or its {FILE}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise RuleError(f"{file} is not JSON: {error}; name a model's {FILE}") from None
-    if not isinstance(entries, dict):
+    if not isinstance(found, dict):
         raise RuleError(f"{file} is not a JSON object; name a model's {FILE}")
-    return model(entries, name or str(given))
+    return found
+
+
+def _outline(config: Config, why: str) -> Model:
+    """The model without its layers.
+
+    Raises:
+        RuleError: an entry makes no sense.
+
+    """
+    method, width = _quantization(config)
+    return Model(
+        name=config.name,
+        dtype=_dtype(config),
+        layers=(),
+        max_model_len=None,
+        parameters=None,
+        quantization=method,
+        quantized_bytes=width,
+        sources=config.sources,
+        unknown=why,
+    )
 
 
 def model(entries: Mapping[str, Any], name: str) -> Model:
@@ -78,17 +164,23 @@ def model(entries: Mapping[str, Any], name: str) -> Model:
 
     """
     config = Config(entries, name)
+    config.take_defaults(_DEFAULTS.get(config.family, {}))
     _refuse_unknown(config)
     count = config.whole("layers", "num_hidden_layers", "n_layer", "num_layers")
     if count > MOST_LAYERS:
         raise RuleError(f"{name}: {count:,} layers; a model has fewer")
     layers = tuple(_layer(config, number, count) for number in range(count))
     method, width = _quantization(config)
+    length = lengths.longest(config)
     return Model(
         name=name,
         dtype=_dtype(config),
         layers=layers,
-        max_model_len=_max_model_len(config),
+        heads=heads.count(config),
+        cache_dtype=_cache_dtype(config),
+        max_model_len=length.default,
+        most_model_len=length.most,
+        doubt=families.doubt(config.shown_family),
         parameters=estimate(config, layers),
         quantization=method,
         quantized_bytes=width,
@@ -96,15 +188,38 @@ def model(entries: Mapping[str, Any], name: str) -> Model:
     )
 
 
+_INSTEAD = (
+    ". Where vLLM is installed, its own classes know it; or give --layers, --kv-heads and "
+    "--head-size of what it keeps"
+)
+
+
 def _refuse_unknown(config: Config) -> None:
+    if config.family in _ENCODERS:
+        raise RuleError(
+            f"{config.name} needs no KV cache: {config.family} is an encoder. There is nothing to "
+            "plan"
+        )
     for key, what in _NOT_KNOWN.items():
         if config.get(key):
-            raise RuleError(
-                f"{config.name} has {what} ({key}), which plan does not know; give --layers, "
-                "--kv-heads and --head-size of what it keeps, or see what a session measured"
-            )
+            raise RuleError(f"{config.name} has {what} ({key}), which plan does not know{_INSTEAD}")
     if config.family in _PLAIN_MAMBA:
         raise RuleError(f"{config.name} keeps no keys and values: there is nothing to plan")
+    if config.count("kv_lora_rank") and config.family not in _LATENT:
+        raise RuleError(
+            f"{config.name} has latent attention (kv_lora_rank), which plan does not know in this "
+            f"family{_INSTEAD}"
+        )
+    if config.count("index_topk") and config.family not in _LATENT:
+        raise RuleError(
+            f"{config.name} has a sparse attention's index (index_topk), which plan does not know "
+            f"in this family{_INSTEAD}"
+        )
+    if config.numbers("attn_type_list") - {1}:
+        raise RuleError(
+            f"{config.name} has linear attention of another kind (attn_type_list), which plan does "
+            f"not know{_INSTEAD}"
+        )
 
 
 def _layer(config: Config, number: int, count: int) -> tuple[Layer, ...]:
@@ -118,7 +233,37 @@ def _layer(config: Config, number: int, count: int) -> tuple[Layer, ...]:
         return (_attention(config, None), _mamba2(config))
     if kind == "state":
         return (_state(config),)
-    return (_attention(config, _window(config, number, count)),)
+    kept = _attention(config, _window(config, number, count))
+    if _is_chunked(config, number, count):
+        return (replace(kept, window=config.count("attention_chunk_size"), chunked=True),)
+    return (kept, *_index(config)) if kept.latent else (kept,)
+
+
+def _is_chunked(config: Config, number: int, count: int) -> bool:
+    """Whether the layer attends within chunks: in Llama 4, one with RoPE."""
+    listed = config.words("layer_types", entries=count)
+    is_listed = number < len(listed) and listed[number] == "chunked_attention"
+    if is_listed:
+        config.whole("chunk", "attention_chunk_size")
+    if listed or not config.count("attention_chunk_size"):
+        return is_listed
+    if config.family != "llama4_text":
+        raise RuleError(
+            f"{config.name} has attention within chunks (attention_chunk_size), and does not say "
+            f"in which layers{_INSTEAD}"
+        )
+    with_rope = config.words("no_rope_layers", entries=count)
+    every = config.count("no_rope_layer_interval", default=4)
+    return bool(with_rope[number]) if with_rope else (number + 1) % max(every, 1) != 0
+
+
+def _index(config: Config) -> tuple[Attention, ...]:
+    """What a sparse attention's index keeps beside the latent vector; nothing without one."""
+    if not config.count("index_topk"):
+        return ()
+    size = config.whole("index_head_size", "index_head_dim")
+    kept = size * _INDEX_ELEMENT_BYTES + -(-size // 128) * _INDEX_SCALE_BYTES
+    return (Attention(1, kept, 0, latent=True, element_bytes=1),)
 
 
 _LISTED = {
@@ -127,6 +272,7 @@ _LISTED = {
     "attention": "attention",
     "full_attention": "attention",
     "sliding_attention": "attention",
+    "chunked_attention": "attention",
     "mlp": "nothing",
     "moe": "nothing",
 }
@@ -169,36 +315,22 @@ def _known(config: Config, word: Any) -> str:
     kind = _LISTED.get(word) if isinstance(word, str) else None
     if kind is None:
         raise RuleError(
-            f"{config.name} has layers of a kind not known here ({said(word)}); give --layers, "
-            "--kv-heads and --head-size of what it keeps, or see what a session measured"
+            f"{config.name} has layers of a kind not known here ({said(word)}){_INSTEAD}"
         )
     return kind
 
 
 def _attention(config: Config, window: int | None) -> Attention:
-    heads = config.whole("heads", "num_attention_heads", "n_head")
+    each = heads.count(config)
     if config.family in _LATENT and config.get("kv_lora_rank"):
         rank = config.whole("kv_lora_rank", "kv_lora_rank")
         rope = config.whole("qk_rope_head_dim", "qk_rope_head_dim")
         config.sources["head_size"] = f"{FILE}: kv_lora_rank + qk_rope_head_dim"
         config.sources["kv_heads"] = "latent attention: one vector for all heads"
         return Attention(1, rank + rope, 0, window=window, latent=True)
-    kv_heads = config.whole(
-        "kv_heads", "n_head_kv", "num_kv_heads", "num_key_value_heads", default=heads
-    )
-    config.sources.setdefault("kv_heads", f"as many as heads: {config.sources['heads']}")
-    size = _head_size(config, heads)
+    kv_heads = heads.kv_count(config, each)
+    size = heads.size(config, each)
     return Attention(kv_heads, size, size, window=window)
-
-
-def _head_size(config: Config, heads: int) -> int:
-    hidden = config.whole("hidden_size", "hidden_size", "n_embd")
-    source = f"{config.sources['hidden_size']} / heads"
-    size = config.whole("head_size", "head_dim", "attention_head_dim", default=hidden // heads)
-    if not size:
-        raise RuleError(f"{config.name}: {heads:,} heads do not fit in a hidden size of {hidden:,}")
-    config.sources.setdefault("head_size", source)
-    return size
 
 
 def _window(config: Config, number: int, count: int) -> int | None:
@@ -206,6 +338,9 @@ def _window(config: Config, number: int, count: int) -> int | None:
     window = config.count("sliding_window")
     if not window:
         return None
+    if config.family in ("cohere2", "cohere2_moe"):
+        # A token sees so many before it, and itself.
+        window += 1
     config.sources["window"] = f"{FILE}: sliding_window"
     listed = config.words("layer_types", entries=count)
     if number < len(listed):
@@ -230,8 +365,7 @@ def _state(config: Config) -> State:
     if family in ("nemotron_h", "granitemoehybrid", "bamba"):
         return _mamba2(config)
     raise RuleError(
-        f"{config.name} keeps states of a kind not known here ({said(family)}); give --layers, "
-        "--kv-heads and --head-size of its attention, or see what a session measured"
+        f"{config.name} keeps states of a kind not known here ({said(family)}){_INSTEAD}"
     )
 
 
@@ -292,10 +426,12 @@ def _dtype(config: Config) -> str:
     return "bfloat16"
 
 
-def _max_model_len(config: Config) -> int | None:
-    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
-    length = config.whole("max_model_len", *keys, default=0)
-    return length or None
+def _cache_dtype(config: Config) -> str | None:
+    """The type that quantized weights give to the cache; None for the model's."""
+    found = cache_dtype(config.part("quantization_config", "compression_config"))
+    if found is not None:
+        config.sources["cache_dtype"] = f"{FILE}: quantization_config"
+    return found
 
 
 def _quantization(config: Config) -> tuple[str | None, float | None]:

@@ -39,6 +39,11 @@ class Config:
         inner = self.part("text_config")
         self._entries |= {key: value for key, value in inner.items() if value != []}
 
+    def take_defaults(self, defaults: Mapping[str, Any]) -> None:
+        """Take these values where there is no entry."""
+        missing = {key: value for key, value in defaults.items() if self.get(key) is None}
+        self._entries |= missing
+
     def get(self, *keys: str) -> Any:
         """Any value; None where there is no entry."""
         return self._found(keys)[1]
@@ -125,6 +130,11 @@ class Config:
     def family(self) -> str:
         """The model's family, as ``model_type`` names it."""
         return self.text("model_type")
+
+    @property
+    def shown_family(self) -> str:
+        """The family as a message shows it."""
+        return self.family if self.family.isidentifier() else said(self.family)
 
     def _found(self, keys: tuple[str, ...]) -> tuple[str, Any]:
         """The first of the keys that has an entry, and the entry."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from analysis.plan.built import Built
 from analysis.plan.capacity import Memory, Pool
 from analysis.plan.groups import Group, Layout
 from analysis.plan.model import Attention, Model, State
@@ -35,16 +36,32 @@ def steps(
     memory: Memory | None,
     pool: Pool | None,
     longest: int,
+    built: Built | None = None,
 ) -> tuple[Step, ...]:
     """The arithmetic, from the configuration to the sequences that fit at once. ``longest``:
-    tokens of the longest sequence that vLLM serves."""
+    tokens of the longest sequence that vLLM serves. ``built``: what vLLM's class makes of the
+    model, where its layers are not known here."""
     return (
-        *_tokens(model, settings),
-        *_states(model, settings),
-        _block_size(model, settings),
+        *(_layers(model, settings) if built is None else _of_class(built)),
         *_blocks(layout, settings),
         *_memory(settings, weights, memory),
         *_pool(settings, layout, memory, pool, longest),
+    )
+
+
+def _layers(model: Model, settings: Settings) -> Iterator[Step]:
+    yield from _tokens(model, settings)
+    yield from _states(model, settings)
+    yield _block_size(model, settings)
+
+
+def _of_class(built: Built) -> Iterator[Step]:
+    yield Step(
+        "Of a token, all layers",
+        f"{built.layers} layers of {built.architecture}",
+        built.bytes_per_token,
+        "bytes",
+        f"what each layer of vLLM {built.release}'s class says that it keeps",
     )
 
 
@@ -53,10 +70,12 @@ def _tokens(model: Model, settings: Settings) -> Iterator[Step]:
     for layer in model.cached:
         if isinstance(layer, Attention):
             kinds[layer] = kinds.get(layer, 0) + 1
-    width = kv_element_bytes(model, settings)
+    plain = kv_element_bytes(model, settings)
     dtype = model.sources.get("dtype", "--dtype")
     if settings.kv_cache_dtype != "auto":
         dtype = "--kv-cache-dtype"
+    elif model.cache_dtype is not None:
+        dtype = model.sources.get("cache_dtype", dtype)
     where = ", ".join(
         f"{what}: {model.sources[what]}"
         for what in ("kv_heads", "head_size")
@@ -64,7 +83,7 @@ def _tokens(model: Model, settings: Settings) -> Iterator[Step]:
     )
     total = []
     for layer, count in kinds.items():
-        kept = layer.head_size + layer.value_size
+        kept, width = layer.head_size + layer.value_size, layer.element_bytes or plain
         numbers = "one vector" if layer.latent else "keys and values"
         window = f", {layer.window:,} tokens at most" if layer.window else ""
         yield Step(
@@ -174,6 +193,8 @@ _KINDS = {
     "latent": "all tokens, latent",
     "window": "within a window",
     "state": "a state",
+    "chunked": "within a chunk",
+    "cross": "what an encoder made",
 }
 
 
@@ -262,11 +283,15 @@ def _pool(
 
 def _held(group: Group, longest: int, settings: Settings) -> str:
     """How the blocks of one sequence in this group are computed."""
+    if group.kind == "cross":
+        return f"{group.states:,} blocks of what an encoder made"
     if not group.token_bytes:
         return f"{group.states} states"
     if group.window is None:
         return f"{longest:,} / {group.block_size:,}, rounded up"
     in_flight = settings.in_flight_tokens
+    if group.kind == "chunked":
+        return f"({group.window:,} + {in_flight:,} in flight) / {group.block_size:,}, rounded up"
     return (
         f"({group.window:,} - 1 + {in_flight:,} in flight) / {group.block_size:,}, rounded up, + 1"
     )

@@ -15,16 +15,21 @@ from dataclasses import dataclass, replace
 from analysis.errors import RuleError
 from analysis.plan.specs import Spec, Stage
 
+FIXED = ("state", "cross")
+"""Kinds of which a sequence holds as many blocks whatever its length."""
+
 
 @dataclass(frozen=True)
 class Group:
     """Layers of one kind that share a block table.
 
-    ``layers``: how many, over all stages. ``block_size``: tokens of a block. ``page_bytes``:
-    bytes of a block in one layer, on one GPU. ``token_bytes``: bytes of a token in one layer, 0
-    where the layers keep states. ``state_bytes``: bytes of a state. ``window``: tokens of the
-    window, None where the layers keep all tokens. ``states``: how many states a sequence holds, 0
-    where the layers keep keys and values.
+    ``kind``: ``full``, ``latent``, ``window``, ``state``, ``chunked`` (attention within chunks) or
+    ``cross`` (attention to what an encoder made). ``layers``: how many, over all stages.
+    ``block_size``: tokens of a block. ``page_bytes``: bytes of a block in one layer, on one GPU; a
+    mean where the layers differ. ``token_bytes``: bytes of a token in one layer, 0 where the layers
+    keep states. ``state_bytes``: bytes of a state. ``window``: tokens of the window or the chunk,
+    None where the layers keep all tokens. ``states``: how many states a sequence holds, or how many
+    blocks of what an encoder made; 0 for the other kinds.
     """
 
     kind: str
@@ -40,10 +45,12 @@ class Group:
         """Blocks of this group that a sequence of ``tokens`` tokens holds at most, as
         ``max_memory_usage_bytes`` and ``max_admission_blocks_per_request`` in vLLM's
         ``v1/kv_cache_interface.py`` count them. ``in_flight``: tokens that may be in flight."""
-        if self.kind == "state":
+        if self.kind in FIXED:
             return self.states
         if self.window is None:
             return -(-tokens // self.block_size)
+        if self.kind == "chunked":
+            return -(-min(self.window + in_flight, tokens) // self.block_size)
         # A window can begin in the middle of a block, and then reaches into one block more.
         return -(-min(self.window - 1 + in_flight, tokens) // self.block_size) + 1
 
@@ -85,12 +92,22 @@ def group(stages: Sequence[Stage]) -> Layout:
         specs = _of_one_size(specs)
         grouped = _split(specs)
     return Layout(
-        groups=tuple(described(specs[names[0]], len(names)) for names in grouped),
+        groups=tuple(_mean([specs[name] for name in names]) for names in grouped),
         bytes_per_block=tuple(
             max(sum(specs[name].page_bytes for name in names if name in stage) for names in grouped)
             for stage in stages
         ),
         decided_by=OURS,
+    )
+
+
+def _mean(specs: Sequence[Spec]) -> Group:
+    """The group of these layers, which may keep different amounts of a token."""
+    first, count = described(specs[0], len(specs)), len(specs)
+    return replace(
+        first,
+        page_bytes=sum(spec.page_bytes for spec in specs) // count,
+        token_bytes=sum(spec.token_bytes for spec in specs) // count,
     )
 
 

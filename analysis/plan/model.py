@@ -15,8 +15,10 @@ class Attention:
     """A layer that keeps keys and values of every token, or of the last ``window`` tokens.
 
     ``kv_heads``: heads on all GPUs together. ``head_size`` and ``value_size``: how many numbers
-    a head keeps for a token's key and for its value. ``latent``: multi-head latent attention. It
-    keeps one vector of ``head_size`` numbers for all heads and no value; each GPU keeps all of it.
+    a head keeps for a token's key and for its value. ``latent``: multi-head latent attention, or
+    the index of a sparse one. It keeps one vector of ``head_size`` numbers for all heads and no
+    value; each GPU keeps all of it. ``chunked``: the layer attends within chunks of ``window``
+    tokens. ``element_bytes``: of a number, where that is not the cache's type.
     """
 
     kv_heads: int
@@ -24,6 +26,8 @@ class Attention:
     value_size: int
     window: int | None = None
     latent: bool = False
+    chunked: bool = False
+    element_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,15 @@ class Model:
     """The part of a model's configuration that decides its memory.
 
     ``layers``: what each layer of the model keeps in the cache: nothing, keys and values, a
-    state, or both. ``max_model_len``: tokens of the longest sequence. ``quantization``: how the
+    state, or both. ``max_model_len``: tokens of the longest sequence where vLLM is not told, and
+    ``most_model_len`` what it may be told; None where not known. ``heads``: attention heads of a
+    layer, None where not known. ``cache_dtype``: the type of the cache that quantized weights ask
+    for; None for the model's. ``quantization``: how the
     weights are stored, None for plain numbers of ``dtype``. ``quantized_bytes``: bytes of one
     quantized number. ``parameters``: given, or an estimate from the configuration; None where the
-    configuration lacks an entry for it. ``sources``: where each figure comes from.
+    configuration lacks an entry for it. ``sources``: where each figure comes from. ``unknown``: why
+    the layers are not known here, where vLLM's own classes may know them; else None. ``doubt``:
+    what to know where the reading was not compared with vLLM's class.
     """
 
     name: str
@@ -89,6 +98,11 @@ class Model:
     quantization: str | None
     quantized_bytes: float | None
     sources: Mapping[str, str]
+    unknown: str | None = None
+    heads: int | None = None
+    cache_dtype: str | None = None
+    most_model_len: int | None = None
+    doubt: str | None = None
 
     @property
     def cached(self) -> tuple[Layer, ...]:

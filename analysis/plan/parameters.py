@@ -12,21 +12,48 @@ from typing import Any
 from analysis.plan.entries import Config
 from analysis.plan.model import Layer, Parameters, State
 
-_TWO_MATRICES = ("gpt2", "opt", "nemotron_h", "falcon", "phi", "gpt_neox", "starcoder2", "gptj")
+_TWO_MATRICES = (
+    "bloom",
+    "falcon",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neox",
+    "gptj",
+    "mpt",
+    "nemotron_h",
+    "opt",
+    "phi",
+    "starcoder2",
+)
 """Families whose feed-forward part has no gate."""
-_TIED = ("gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text")
+_TIED = (
+    "bloom",
+    "cohere",
+    "cohere2",
+    "falcon",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gemma3n_text",
+    "gpt2",
+    "gpt_bigcode",
+    "mpt",
+    "opt",
+)
 """Families whose output head is the embedding, unless config.json says otherwise."""
 
 
 def estimate(config: Config, layers: tuple[tuple[Layer, ...], ...]) -> Parameters | None:
     """How many numbers the weights have; None where config.json lacks the hidden size or the
     vocabulary."""
-    hidden, vocabulary = _number(config, "hidden_size", "n_embd"), _number(config, "vocab_size")
+    hidden = _number(config, "hidden_size", "n_embd", "n_embed", "d_model")
+    vocabulary = _number(config, "vocab_size", "padded_vocab_size")
     if not hidden or not vocabulary:
         return None
     dense = experts = 0
     for number, kept in enumerate(layers):
-        dense += sum(_mixer(config, hidden, one) for one in kept)
+        dense += sum(_mixer(config, hidden, one) for one in kept or _shared(layers))
         plain, mixed = _feed_forward(config, hidden, number, len(layers))
         dense, experts = dense + plain, experts + mixed
     tied = config.flag("tie_word_embeddings")
@@ -35,14 +62,30 @@ def estimate(config: Config, layers: tuple[tuple[Layer, ...], ...]) -> Parameter
         _number(config, "max_position_embeddings") if config.family == "opt" else 0
     )
     embedding = (vocabulary + positions) * hidden
+    # Gemma 3n has an embedding for each layer, too.
+    each = _number(config, "hidden_size_per_layer_input")
+    embedding += _number(config, "vocab_size_per_layer_input") * each * len(layers)
     return Parameters(embedding, 0 if tied else vocabulary * hidden, dense, experts)
+
+
+def _shared(layers: tuple[tuple[Layer, ...], ...]) -> tuple[Layer, ...]:
+    """What a layer would keep that uses another one's; it has its matrices all the same. Nothing
+    where layers that keep nothing have no attention."""
+    kept = [layer for layer in layers if layer]
+    keeps = bool(layers and layers[0]) and all(not layer for layer in layers[len(kept) :])
+    return kept[-1] if keeps else ()
 
 
 def _mixer(config: Config, hidden: int, kept: Layer) -> int:
     """How many numbers have the matrices that make what a layer keeps, and that use it."""
     if isinstance(kept, State):
         return _state(config, hidden, kept)
-    heads = _number(config, "num_attention_heads", "n_head")
+    heads = _number(config, "num_attention_heads", "n_head", "n_heads")
+    if kept.element_bytes:
+        # A sparse attention's index: what it asks for, and one key.
+        size = _number(config, "index_head_dim")
+        asked = _number(config, "index_n_heads") * size
+        return _number(config, "q_lora_rank") * asked + hidden * size
     if kept.latent:
         return _latent(config, hidden, heads)
     gate = 2 if config.family == "qwen3_next" else 1
@@ -76,7 +119,7 @@ def _state(config: Config, hidden: int, kept: State) -> int:
 def _feed_forward(config: Config, hidden: int, number: int, count: int) -> tuple[int, int]:
     """How many numbers a layer's feed-forward part has outside of experts, and in experts."""
     matrices = 2 if config.family in _TWO_MATRICES else 3
-    inner = _number(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
+    inner = _inner(config, number) or 4 * hidden
     pattern = layer_letters(config, count)
     if pattern:
         return (matrices * hidden * inner if pattern[number] == "-" else 0), 0
@@ -91,6 +134,15 @@ def _feed_forward(config: Config, hidden: int, number: int, count: int) -> tuple
         * _number(config, "shared_expert_intermediate_size", "shared_intermediate_size")
     )
     return shared + hidden * count, count * each
+
+
+def _inner(config: Config, number: int) -> int:
+    """The width of a layer's feed-forward part; 0 where it is not stated."""
+    stated: Any = config.get("intermediate_size")
+    if isinstance(stated, list) and number < len(stated):
+        one = stated[number]
+        return one if isinstance(one, int) and 0 < one < 10**9 else 0
+    return _number(config, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 
 
 def _experts(config: Config, number: int) -> int:

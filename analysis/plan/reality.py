@@ -13,6 +13,7 @@ from pathlib import Path
 
 from analysis.gpu.memory import measure
 from analysis.plan import Plan, differences, plan, platforms
+from analysis.plan.built import Classes, not_asked
 from analysis.plan.differences import Figure
 from analysis.plan.groups import Grouping, group
 from analysis.plan.model import Model, State
@@ -43,6 +44,7 @@ def against(
     average_len: int | None = None,
     worst_len: int | None = None,
     grouping: Grouping = group,
+    ask: Classes = not_asked,
 ) -> Reality:
     """Plan this model with the session's settings, beside what the engine did.
 
@@ -54,6 +56,7 @@ def against(
         average_len: tokens of a usual sequence.
         worst_len: tokens of the longest sequence expected.
         grouping: makes the groups; by default ``groups.group``.
+        ask: what vLLM's own classes make of the model; by default they are not asked.
 
     Raises:
         RuleError: a setting makes no sense, or vLLM cannot serve the model with these settings.
@@ -72,6 +75,7 @@ def against(
             average_len=average_len,
             worst_len=worst_len,
             grouping=grouping,
+            ask=ask,
         )
 
     found = planned(settings)

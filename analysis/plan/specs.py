@@ -17,10 +17,13 @@ from analysis.plan.settings import Settings
 from analysis.plan.sizes import element_bytes
 from analysis.plan.states import state_bytes
 
+INDEX_BLOCK = 64
+"""Tokens of a block that CUDA's backend of sparse attention reads."""
+
 LATENT_BLOCK = 128
 """In a model that keeps states, blocks of latent attention have a multiple of so many tokens."""
 
-Kind = Literal["full", "latent", "window", "state"]
+Kind = Literal["full", "latent", "window", "state", "chunked", "cross"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,13 @@ def stages(model: Model, settings: Settings) -> tuple[Stage, ...]:
             blocks.
 
     """
-    size = block_size(model, settings)
+    size, gpus = block_size(model, settings), settings.tensor_parallel
+    if has_index(model):
+        _check_index(model, settings, size)
+    if model.heads is not None and model.heads % gpus:
+        raise RuleError(
+            f"--tensor-parallel-size {gpus}: {model.heads} attention heads cannot be divided so"
+        )
     return tuple(
         {
             f"layers.{number}.{position}": _spec(layer, model, settings, size)
@@ -77,6 +86,22 @@ def stages(model: Model, settings: Settings) -> tuple[Stage, ...]:
         }
         for first, last in bounds(len(model.layers), settings.pipeline_parallel)
     )
+
+
+def _check_index(model: Model, settings: Settings, size: int) -> None:
+    """Raise a RuleError where sparse attention does not go with the settings."""
+    if settings.platform.device == "CPU":
+        raise RuleError(f"{model.name} has sparse attention, which vLLM does not run on a CPU")
+    if size % INDEX_BLOCK:
+        raise RuleError(
+            f"--block-size {size}: sparse attention reads blocks of a multiple of {INDEX_BLOCK} "
+            "tokens"
+        )
+    if kv_element_bytes(model, settings) == 1:
+        raise RuleError(
+            f"{model.name} has sparse attention, whose 8-bit cache plan does not know. Where vLLM "
+            "is installed, its own classes know it"
+        )
 
 
 def bounds(layers: int, count: int) -> list[tuple[int, int]]:
@@ -106,7 +131,7 @@ def kv_element_bytes(model: Model, settings: Settings) -> int:
 
     """
     if settings.kv_cache_dtype == "auto":
-        return element_bytes(model.dtype, "--dtype")
+        return element_bytes(model.cache_dtype or model.dtype, "--dtype")
     return element_bytes(settings.kv_cache_dtype, "--kv-cache-dtype")
 
 
@@ -115,6 +140,8 @@ def asked_block_size(model: Model, settings: Settings) -> int:
     them."""
     if settings.platform.latent_block and _is_latent(model):
         return settings.platform.latent_block
+    if settings.block_size is None and has_index(model):
+        return INDEX_BLOCK
     return settings.block_size or settings.platform.block_size
 
 
@@ -134,6 +161,11 @@ def block_size(model: Model, settings: Settings) -> int:
             f"of {platform.kernel_block} tokens"
         )
     return found
+
+
+def has_index(model: Model) -> bool:
+    """Whether the model's attention is sparse, and keeps an index beside its vectors."""
+    return any(isinstance(one, Attention) and one.element_bytes for one in model.cached)
 
 
 def _is_latent(model: Model) -> bool:
@@ -169,6 +201,8 @@ def _spec(layer: Layer, model: Model, settings: Settings, size: int) -> Spec:
 
 def _attention(layer: Attention, model: Model, settings: Settings, size: int) -> Spec:
     kind: Kind = "latent" if layer.latent else "full" if layer.window is None else "window"
+    if layer.chunked:
+        kind = "chunked"
     heads, gpus = layer.kv_heads, settings.tensor_parallel
     if not layer.latent and max(heads, gpus) % min(heads, gpus):
         raise RuleError(f"--tensor-parallel-size {gpus}: {heads} KV heads cannot be divided so")
@@ -179,7 +213,7 @@ def _attention(layer: Attention, model: Model, settings: Settings, size: int) ->
         kv_heads=max(1, heads // gpus),
         head_size=layer.head_size,
         value_size=layer.value_size,
-        element_bytes=kv_element_bytes(model, settings),
+        element_bytes=layer.element_bytes or kv_element_bytes(model, settings),
         window=layer.window,
     )
 
@@ -191,7 +225,13 @@ def max_model_len(model: Model, settings: Settings) -> int:
         RuleError: neither the model nor a setting has it.
 
     """
-    length = settings.max_model_len or model.max_model_len
+    asked, most = settings.max_model_len, model.most_model_len
+    if asked is not None and most is not None and asked > most:
+        raise RuleError(
+            f"--max-model-len {asked:,}: vLLM refuses more than the {most:,} tokens of "
+            f"{model.sources.get('max_model_len', 'the model')}"
+        )
+    length = asked or model.max_model_len
     if length is None:
         raise RuleError(
             f"{model.name} does not say how long a sequence may be; give --max-model-len"
@@ -207,7 +247,9 @@ def without_windows(found: Sequence[Stage]) -> tuple[Stage, ...]:
         return tuple(found)
     return tuple(
         {
-            name: replace(spec, kind="full", window=None) if spec.kind == "window" else spec
+            name: replace(spec, kind="full", window=None)
+            if spec.kind in ("window", "chunked")
+            else spec
             for name, spec in stage.items()
         }
         for stage in found

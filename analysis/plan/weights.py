@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import RuleError
+from analysis.plan.built import Built, Held
 from analysis.plan.model import Model
 from analysis.plan.settings import Settings
 from analysis.plan.sizes import element_bytes
@@ -40,9 +41,11 @@ class Weights:
     is_estimate: bool
 
 
-def measure(model: Model, settings: Settings, folder: Path | None) -> Weights | None:
-    """The memory of the weights: as given, else by the folder's files, else by an estimate; None
-    where there is none of these.
+def measure(
+    model: Model, settings: Settings, folder: Path | None, built: Built | None = None
+) -> Weights | None:
+    """The memory of the weights: as given, else by the folder's files, else by vLLM's classes, else
+    by an estimate; None where there is none of these.
 
     Raises:
         RuleError: a file of weights cannot be read or is damaged.
@@ -53,6 +56,8 @@ def measure(model: Model, settings: Settings, folder: Path | None) -> Weights | 
     found = None if folder is None else _of_files(folder, model)
     if found is not None:
         return _divided(*found, False, model, settings)
+    if built is not None and "parameters" not in model.sources:
+        return _of_classes(model, settings, built)
     if model.parameters is None:
         return None
     total = _estimated(model)
@@ -62,6 +67,27 @@ def measure(model: Model, settings: Settings, folder: Path | None) -> Weights | 
     if model.quantization is not None:
         source += f", {model.quantization}"
     return None if total is None else _divided(total, source, not given, model, settings)
+
+
+def _of_classes(model: Model, settings: Settings, built: Built) -> Weights | None:
+    """The weights of vLLM's own modules; None where the bytes of a quantized number are not
+    known."""
+    source = f"vLLM {built.release}'s {built.architecture}, {model.dtype}"
+    if model.quantization is None:
+        stages = tuple(one.total_bytes for one in built.held)
+        whole = sum(stages) * settings.tensor_parallel
+        return Weights(whole, stages, source, False)
+    if model.quantized_bytes is None:
+        return None
+    stages = tuple(_quantized(one, model, model.quantized_bytes) for one in built.held)
+    total = sum(stages) * settings.tensor_parallel
+    return Weights(total, stages, f"{source}, {model.quantization}", True)
+
+
+def _quantized(held: Held, model: Model, width: float) -> int:
+    plain = element_bytes(model.dtype, "--dtype")
+    dense = plain if model.quantization == "mxfp4" else width
+    return round(held.ends * plain + held.dense * dense + held.experts * width)
 
 
 def _estimated(model: Model) -> int | None:

@@ -403,6 +403,7 @@ def open_session(
     complete: bool = True,
     after_sec: float = 0.0,
     after_requests: int = 0,
+    last_half: bool = False,
     after_mark: str | None = None,
     period: int | None = None,
 ) -> Session:
@@ -417,8 +418,10 @@ def open_session(
         complete: complete the tables where that is needed.
         after_sec: leave the first so many seconds out, as warm-up.
         after_requests: leave out what came before the arrival of the request that follows the
-            first so many. With ``after_sec``, the later moment counts.
+            first so many.
         after_mark: leave out what came before the user made this mark.
+        last_half: leave out what came before the second half of its requests. The latest of these
+            moments counts.
         period: the part of the recording between two pauses, counted from 1; None for the last.
 
     Raises:
@@ -433,7 +436,7 @@ def open_session(
         raise SessionError(f"after_requests is {after_requests}; give a number from 0 on")
     session = _with_files(_opened(find_session(path), complete=complete), period)
     marked_sec = 0.0 if after_mark is None else marks.moment_of(session.directory, after_mark)
-    asked_sec = max(after_sec, marked_sec, _arrival(session, after_requests))
+    asked_sec = max(after_sec, marked_sec, _arrival(session, after_requests, last_half=last_half))
     if asked_sec and asked_sec >= session.end_sec:
         raise SessionError(
             f"nothing is left of {session.directory}: it ends at {session.end_sec:.6g} s, and what "
@@ -471,15 +474,18 @@ def _with_files(session: Session, period: int | None) -> Session:
     return session.after(0)
 
 
-def _arrival(session: Session, number: int) -> float:
-    """When the request arrived that follows the first ``number`` ones, in seconds."""
-    if not number:
+def _arrival(session: Session, number: int, *, last_half: bool) -> float:
+    """When the request arrived that follows the first ``number`` ones, in seconds, or the first one
+    of the last half, where that is later."""
+    if not number and not last_half:
         return 0.0
     requests = TABLES["requests"]
     arrivals = pl.Series([], dtype=pl.Float64)
     for batch in session.batches(requests.name, [requests.time], history=True):
         arrivals.append(batch.to_series())
     removed = _removed(session, len(arrivals))
+    if last_half:
+        number = max(number, (removed + len(arrivals)) // 2)
     if number >= removed + len(arrivals):
         raise SessionError(
             f"nothing is left of {session.directory}: of its requests "

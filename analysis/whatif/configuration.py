@@ -175,7 +175,8 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
     """The configuration that the session ran with, and a line for each thing that the simulation
     does otherwise or has to guess.
 
-    For a trace, which has none, it is the first of the choices and vLLM's defaults.
+    A trace has none: then it is vLLM's defaults with the first pool of the choices, which the
+    settings without a choice and factors of the pool go by.
 
     Raises:
         SessionError: the session cannot be simulated.
@@ -188,7 +189,8 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
             f"{MOST_TOKENS:,} can be simulated; leave that request out"
         )
     if workload.measured is None:
-        return _of_trace(choices, longest), ()
+        base = _of_trace(choices, longest, has_contents=workload.has_contents)
+        return base, workload.notes
     facts = workload.measured.facts
     _refuse(workload, facts)
     settings, notes = facts.scheduler, list(_notes(facts))
@@ -220,7 +222,7 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
     ), tuple(notes)
 
 
-def _of_trace(choices: Choices, longest: int) -> Configuration:
+def _of_trace(choices: Choices, longest: int, *, has_contents: bool) -> Configuration:
     sizes = [pool.blocks for pool in choices.blocks if pool.blocks is not None]
     if not sizes:
         raise RuleError(
@@ -238,7 +240,7 @@ def _of_trace(choices: Choices, longest: int) -> Configuration:
         block_size=(*choices.block_size, BLOCK_SIZE)[0],
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-        prefix_caching=True,
+        prefix_caching=has_contents,
         policy="fcfs",
         chunked_prefill=True,
         max_model_len=longest,
@@ -317,14 +319,15 @@ def _unlike(value: int | None, other: int) -> int | None:
 
 
 def configurations(
-    base: Configuration, choices: Choices, *, has_contents: bool
+    base: Configuration, choices: Choices, *, has_contents: bool, is_recorded: bool = True
 ) -> tuple[Configuration, ...]:
-    """Every combination of the choices except the base itself.
+    """Every combination of the choices except the base itself, where that was recorded.
 
     Args:
         base: the values of settings without a choice.
         choices: the values to try.
         has_contents: whether the contents of the requests are known.
+        is_recorded: a session ran with the base; of a trace's, only what was asked for is tried.
 
     Raises:
         RuleError: a combination makes no sense, or there are too many.
@@ -332,8 +335,8 @@ def configurations(
     """
     if not has_contents and not base.prefix_caching and True in choices.prefix_caching:
         raise RuleError(
-            "prefix caching was off when this was recorded, so what prompts share is not known, "
-            "and prefix caching cannot be tried"
+            "prefix caching was off when this was recorded, or it is a trace without contents: "
+            "what prompts share is not known, so prefix caching cannot be tried"
         )
     values = (
         choices.blocks or (Pool(factor=1.0),),
@@ -348,6 +351,8 @@ def configurations(
     if count > MOST_COMBINATIONS:
         raise RuleError(f"these are {count:,} combinations, and {MOST_COMBINATIONS:,} can be tried")
     found = dict.fromkeys(_changed(base, *one) for one in product(*values))
+    if not is_recorded:
+        return tuple(found)
     return tuple(other for other in found if replace(other, label=base.label) != base)
 
 

@@ -78,8 +78,9 @@ class Curve:
     """The model's answer for a workload.
 
     ``name``: the session or trace. ``block_size``: tokens in a block. ``engines``: data-parallel
-    ranks, each with a pool of its own of the given size. ``references``: the sum of the blocks of
-    all requests. ``measured``: what the session itself did, None for a trace. ``points``: by size.
+    ranks, each with a pool of its own of the given size. ``warm_up``: requests that are modelled
+    and not counted. ``references``: the sum of the blocks of all requests, these
+    included. ``measured``: what the session itself did, None for a trace. ``points``: by size.
     ``at_measured``: the model at the session's own size, to compare with ``measured``; its
     ``verdict`` is that of the session. ``enough_blocks``: the smallest pool that finds, under
     vLLM's rule, all that a pool can find. ``nearly_blocks``: the smallest that finds 99 % of it.
@@ -89,6 +90,7 @@ class Curve:
     name: str
     block_size: int
     engines: int
+    warm_up: int
     references: int
     measured: Outcome | None
     ceiling: Ceiling

@@ -65,6 +65,11 @@ def curve(
         SessionError: the contents of the requests are not known, or of too many blocks.
 
     """
+    if not workload.has_contents and workload.measured is None:
+        raise SessionError(
+            f"{workload.name} has lengths and times of its requests, and no contents, so a cache "
+            "cannot be modelled; without --fast, vLLM's scheduler shows queues and preemptions"
+        )
     if not workload.has_contents:
         raise SessionError(
             f"{workload.name} does not have the contents of its requests, since prefix caching "
@@ -95,6 +100,7 @@ def curve(
         name=workload.name,
         block_size=workload.block_size,
         engines=len(engines),
+        warm_up=int((~workload.counts).sum()),
         references=sum(len(each.chains.values) for each in engines),
         measured=measured.outcome if measured else None,
         ceiling=most,
@@ -206,7 +212,7 @@ _OUTPUTS = (
 
 def _notes(workload: Workload) -> tuple[str, ...]:
     if workload.measured is None:
-        return (_OUTPUTS,)
+        return (_OUTPUTS, *(f"{note[0].upper()}{note[1:]}." for note in workload.notes))
     return tuple(_session_notes(workload.measured.facts, workload.block_size))
 
 

@@ -18,6 +18,21 @@ SAYS = {"measured": "measured", "exact": "replayed", "fast": "modelled"}
 
 
 @dataclass(frozen=True)
+class Served:
+    """``requests``, ``query_tokens``, ``hit_tokens`` and ``hit_rate`` as those of ``Outcome``, of
+    all requests that one configuration served."""
+
+    requests: int
+    query_tokens: int
+    hit_tokens: int
+
+    hit_rate: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hit_rate", _rate(self.hit_tokens, self.query_tokens))
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What one configuration did.
 
@@ -26,14 +41,16 @@ class Outcome:
     of each engine's pool, without the null block; None for a pool without a limit. ``block_size``:
     tokens in a block. ``policy``: the rule of eviction.
 
-    ``requests``: admitted requests that count, each once. ``query_tokens``: tokens of their
-    prompts; ``hit_tokens``: those found in the cache. ``evictions``: cached blocks that lost their
-    content. ``failed_requests``: requests that need more blocks than the pool has.
+    ``requests``: admitted requests that count, each once; of several simulated configurations,
+    those that each of them served. ``query_tokens``: tokens of their prompts; ``hit_tokens``: those
+    found in the cache. ``evictions``: cached blocks that lost their content. ``failed_requests``:
+    requests that need more blocks than the pool has.
 
     These are None where the engine does not know them. ``preemptions``; ``recomputed_tokens``:
     computed again because of these; ``steps``: those that scheduled tokens; ``queue_mean_sec`` and
     ``queue_p99_sec``: from a request's arrival to its first admission; ``span_sec``: from the
-    first arrival to the last end.
+    first arrival to the last end; ``served``: the lookups of all requests that this configuration
+    served, whatever others did.
 
     These follow from the others. ``says``: ``measured``, ``replayed`` or ``modelled``;
     ``hit_rate``: tokens found, of tokens asked for, from 0 to 1, None where none were asked for.
@@ -55,11 +72,15 @@ class Outcome:
     queue_mean_sec: float | None = None
     queue_p99_sec: float | None = None
     span_sec: float | None = None
+    served: Served | None = None
 
     says: str = field(init=False)
     hit_rate: float | None = field(init=False)
 
     def __post_init__(self) -> None:
-        rate = self.hit_tokens / self.query_tokens if self.query_tokens else None
         object.__setattr__(self, "says", SAYS[self.engine])
-        object.__setattr__(self, "hit_rate", rate)
+        object.__setattr__(self, "hit_rate", _rate(self.hit_tokens, self.query_tokens))
+
+
+def _rate(hit_tokens: int, query_tokens: int) -> float | None:
+    return hit_tokens / query_tokens if query_tokens else None

@@ -19,7 +19,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Simulated:
-    """``name``: the workload, of so many ``requests`` on so many ``engines``.
+    """``name``: the workload, of so many ``requests`` on so many ``engines``; ``warm_up`` of the
+    requests are simulated and not counted.
+
+    ``left_out``: requests that one configuration served and another one did not. They are in no
+    hit rate but that of ``Outcome.served``, so that all others are of the same requests.
 
     ``vllm``: the release whose code simulated it. ``recorded_vllm``: the release that it was
     recorded with. Both are None where not known. ``step_time``: how long a step takes on the
@@ -32,6 +36,8 @@ class Simulated:
 
     name: str
     requests: int
+    warm_up: int
+    left_out: int
     engines: int
     vllm: str | None
     recorded_vllm: str | None

@@ -1,47 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests does a trace in the Mooncake format have?
+"""Which requests does a trace have, as traces are published?
 
-It has one JSON object a line with ``timestamp``, ``input_length``, ``output_length`` and
-``hash_ids``, and ``block_size`` if an id does not stand for 512 tokens.
+Either it has a line of JSON for each request (``trace_lines``), with the contents of the prompts,
+or it is CSV (``trace_csv``), with lengths and times alone. Both may be gzipped.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import polars as pl
 
 from analysis.errors import SessionError
-from analysis.tables.schema import MOST_TOKENS, TABLES
+from analysis.whatif import trace_csv, trace_lines, trace_tokens
 
-BLOCK_TOKENS = 512
-"""Tokens that an id stands for where the trace does not say it."""
+TimeUnit = Literal["s", "ms", "us", "ns"]
+
+TIME_UNITS: dict[TimeUnit, float] = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
+"""Milliseconds of each unit."""
 
 _MOST_BYTES = 1 << 29
 """A small packed file may unpack to more than fits into memory."""
 
-_TABLE = TABLES["requests"]
-_REQUIRED = ("timestamp", "input_length", "output_length", "hash_ids")
-"""What every line must have."""
+
+@dataclass(frozen=True)
+class Trace:
+    """The requests of a trace.
+
+    ``rows``: in the order of its lines, with the columns ``timestamp`` (milliseconds, null for a
+    turn that waits for the one before), ``input_length`` and ``output_length`` (tokens),
+    ``hash_ids`` (of the prompt's blocks), ``block_size`` (tokens that an id stands for), ``before``
+    (the number of the row that it waits for; null for none) and ``delay`` (milliseconds from that
+    one's end). ``has_contents``: it has ids. ``notes``: how it was read, where that is no matter of
+    course, a sentence each.
+    """
+
+    rows: pl.DataFrame
+    has_contents: bool
+    notes: tuple[str, ...]
 
 
-def read(path: Path) -> pl.DataFrame:
-    """The requests of a trace, gzipped or not, in the order of its lines.
+def read(
+    path: Path, *, tokens_per_id: int | None = None, time_unit: TimeUnit | None = None
+) -> Trace:
+    """The requests of a trace.
 
-    Columns: ``timestamp`` (milliseconds), ``input_length`` and ``output_length`` (tokens),
-    ``hash_ids`` (of the prompt's blocks), ``block_size`` (tokens that an id stands for).
+    Args:
+        path: the file, gzipped or not.
+        tokens_per_id: tokens that an id stands for; what the file says or proves by default.
+        time_unit: the unit of its times; what the file says by default.
 
     Raises:
-        SessionError: the file cannot be read, is empty, or a line of it is malformed.
+        SessionError: the file cannot be read, is empty, a line of it is malformed, or it
+            contradicts itself or an argument.
 
     """
-    schema = {name: _TABLE.columns[name] for name in (*_REQUIRED, "block_size")}
+    content = _content(path)
+    if trace_csv.is_csv(content):
+        if tokens_per_id is not None:
+            raise SessionError(f"{path} is CSV and has no ids; leave out --tokens-per-id")
+        rows = trace_csv.read(path, content, time_unit and TIME_UNITS[time_unit])
+        return Trace(rows, False, (trace_csv.NOTE,))
+    lines = trace_lines.read(path, content)
+    sizes, of_tokens = trace_tokens.sizes(path, content, lines.rows, tokens_per_id)
+    unit, of_time = _unit(lines, time_unit)
+    rows = lines.rows.with_columns(pl.col("timestamp", "delay") * unit, block_size=sizes)
+    return Trace(rows, True, (*of_tokens, *of_time))
+
+
+def _content(path: Path) -> bytes:
     try:
         content = path.read_bytes()
         if content.startswith(b"\x1f\x8b"):
@@ -55,60 +87,18 @@ def read(path: Path) -> pl.DataFrame:
         raise SessionError(f"cannot read {path}: {said}") from None
     if not content.strip():
         raise SessionError(f"{path} is empty; name a trace with one request a line")
-    try:
-        rows = pl.read_ndjson(io.BytesIO(content), schema=schema)
-    except pl.exceptions.PolarsError as error:
-        raise SessionError(_fault(path, content) or f"{path} is malformed: {error}") from None
-    size = pl.col("block_size").fill_null(BLOCK_TOKENS)
-    sound = pl.all_horizontal(
-        *(pl.col(name).is_not_null() for name in _REQUIRED),
-        pl.col("timestamp", "input_length", "output_length") >= 0,
-        pl.col("input_length", "output_length") <= MOST_TOKENS,
-        pl.col("input_length") > 0,
-        size > 0,
-        pl.col("hash_ids").list.len() >= pl.col("input_length") // size,
-    )
-    if not rows.select(sound.fill_null(False).all()).item():
-        raise SessionError(_fault(path, content) or f"{path} is malformed")
-    return rows.with_columns(size)
+    return content
 
 
-def _fault(path: Path, content: bytes) -> str | None:
-    """What to say of the first malformed line; None where there is none."""
-    for number, line in enumerate(content.splitlines(), 1):
-        if line.strip() and (what := _line_fault(line)):
-            return f"{path}, line {number}: {what}; repair or remove that line"
-    return None
-
-
-def _line_fault(line: bytes) -> str | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return "it is not JSON"
-    if not isinstance(row, Mapping):
-        return "it is not an object"
-    for name in _REQUIRED[:3]:
-        value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-            return f"{name} is missing or not a number from 0 on"
-        if name != "timestamp" and (value > MOST_TOKENS or value != int(value)):
-            return f"{name} is no number of tokens, or over {MOST_TOKENS:,}"
-    if not row["input_length"]:
-        return "input_length is 0: a request has a prompt"
-    return _ids_fault(row)
-
-
-def _ids_fault(row: Mapping[str, Any]) -> str | None:
-    size = row.get("block_size", BLOCK_TOKENS)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        return "block_size is not a number from 1 on"
-    ids = row.get("hash_ids")
-    if not isinstance(ids, list) or any(type(number) is not int for number in ids):
-        return "hash_ids is not a list of whole numbers"
-    if any(not -(2**63) <= number < 2**63 for number in ids):
-        return "hash_ids has numbers of more than 64 bits"
-    full = int(row["input_length"]) // size
-    if len(ids) < full:
-        return f"hash_ids has {len(ids):,} ids where the prompt has {full:,} blocks of {size:,}"
-    return None
+def _unit(lines: trace_lines.Lines, given: TimeUnit | None) -> tuple[float, tuple[str, ...]]:
+    """The milliseconds of a time's unit, and a note where nobody said it."""
+    if given is not None:
+        return TIME_UNITS[given], ()
+    if lines.in_seconds:
+        return TIME_UNITS["s"], ("times are read as seconds, as its lines have a parent_chat_id",)
+    times = lines.rows["timestamp"]
+    if not lines.is_of_a_session and bool((times != times.floor()).any()):
+        return TIME_UNITS["ms"], (
+            "times are read as milliseconds; where they are seconds, say --time-unit s",
+        )
+    return TIME_UNITS["ms"], ()

@@ -25,8 +25,11 @@ from analysis.tables.facts import Facts
 from analysis.tables.schema import TABLES
 from analysis.tables.session import Session, open_session
 from analysis.whatif import trace
+from analysis.whatif.clock import DEFAULT_SEC
 from analysis.whatif.ids import Ids, Ints, offsets
 from analysis.whatif.outcome import Outcome
+from analysis.whatif.trace import TimeUnit
+from analysis.whatif.trace_tokens import USUAL
 
 UNIQUE = -1
 """Ids from here down stand for contents that no other block has; other ids are not negative."""
@@ -68,9 +71,12 @@ class Workload:
 
     ``name``: the folder or file, as given. ``measured``: None for a trace. ``block_size``: tokens
     that an id stands for. ``has_contents``: whether the contents are known; they are not for a
-    session with prefix caching off.
+    session with prefix caching off, and for a trace of lengths alone. ``notes``: how a trace was
+    read, where that is no matter of course.
 
-    ``arrival_sec``: since the session or the trace began. ``input_tokens`` and ``output_tokens``:
+    ``arrival_sec``: since the session or the trace began. ``waits_for``: the number of the request
+    whose answer this one comes after, ``delay_sec`` later; -1 for none. Its arrival is a guess.
+    ``input_tokens`` and ``output_tokens``:
     lengths of prompt and answer. ``computed_tokens``: tokens that were ever computed or found. The
     last token of an answer never is, and a request that was aborted while it waited has none.
 
@@ -78,7 +84,8 @@ class Workload:
     ``output_ids``: contents of the full blocks that follow; in the first one the prompt may end and
     the answer begin. An id stands for all content up to the end of its block.
 
-    ``admitted_sec``, ``first_token_sec`` and ``finish_sec``: NaN where not known. ``engine``: the
+    ``hit_tokens``: found by its admission's lookup; 0 for a trace. ``admitted_sec``,
+    ``first_token_sec`` and ``finish_sec``: NaN where not known. ``engine``: the
     data-parallel rank. ``tenant``: a number for the cache salt, -1 without. ``priority``: vLLM's.
     ``aborted``: the client went away. ``counts``: the request is not part of the warm-up.
     """
@@ -93,6 +100,7 @@ class Workload:
     computed_tokens: Ints
     prompt_ids: Ids
     output_ids: Ids
+    hit_tokens: Ints
     admitted_sec: Floats
     first_token_sec: Floats
     finish_sec: Floats
@@ -101,6 +109,9 @@ class Workload:
     priority: Ints
     aborted: Bools
     counts: Bools
+    waits_for: Ints
+    delay_sec: Floats
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.arrival_sec)
@@ -112,6 +123,8 @@ class Workload:
 
     def take(self, chosen: Ints) -> Workload:
         """The requests with these numbers, in this order."""
+        number = np.full(len(self) + 1, -1)
+        number[chosen] = np.arange(len(chosen))
         arrays = {
             field.name: getattr(self, field.name)[chosen]
             for field in fields(self)
@@ -119,10 +132,35 @@ class Workload:
         }
         return replace(
             self,
-            **arrays,
+            **arrays | {"waits_for": number[self.waits_for[chosen]]},
             prompt_ids=self.prompt_ids.take(chosen),
             output_ids=self.output_ids.take(chosen),
         )
+
+    def after(self, after_sec: float, after_requests: int, *, last_half: bool = False) -> Workload:
+        """The same requests, the first of which do not count.
+
+        The largest of the three decides. A trace's times go by its first request, as it has no
+        other beginning.
+
+        Args:
+            after_sec: what arrived in the first so many seconds does not count.
+            after_requests: the first so many do not count.
+            last_half: the first half of them does not count.
+
+        Raises:
+            SessionError: no request is left that counts.
+
+        """
+        early = np.searchsorted(self.arrival_sec - self.arrival_sec[0], after_sec)
+        warm_up = max(int(early), after_requests, len(self) // 2 if last_half else 0)
+        if warm_up >= len(self):
+            raise SessionError(
+                f"nothing is left of {self.name}: it has {len(self):,} requests in "
+                f"{self.arrival_sec[-1] - self.arrival_sec[0]:.6g} s, and all of them are to be "
+                "left out; leave out less"
+            )
+        return replace(self, counts=np.arange(len(self)) >= warm_up)
 
     def of_engine(self, engine: int) -> Workload:
         """The requests of one data-parallel rank."""
@@ -178,20 +216,26 @@ class Workload:
 
 
 def read_workload(
-    path: str | os.PathLike[str] | None = None, *, engine: int | None = None
+    path: str | os.PathLike[str] | None = None,
+    *,
+    engine: int | None = None,
+    tokens_per_id: int | None = None,
+    time_unit: TimeUnit | None = None,
 ) -> Workload:
     """The requests of a session or of a trace.
 
     Args:
         path: a file, which is a trace, or a folder, as ``analysis.open_session`` takes it.
         engine: of a session, only the requests of this data-parallel rank.
+        tokens_per_id: of a trace, the tokens that an id stands for, where it does not say so.
+        time_unit: of a trace, the unit of its times, where it does not say so.
 
     Raises:
         SessionError: there is neither, it cannot be read, or it has no request.
 
     """
     if path is not None and Path(path).is_file():
-        found = _of_trace(Path(path))
+        found = _of_trace(Path(path), tokens_per_id, time_unit)
         if engine:
             raise SessionError(f"{path} is a trace: it has no engine {engine}")
         return found
@@ -246,6 +290,7 @@ COLUMNS = (
     "block_size",
     "engine",
     "output_hash_ids",
+    "hit_tokens",
     "queue_sec",
     "first_token_sec",
     "finish_sec",
@@ -257,17 +302,47 @@ COLUMNS = (
 """Of requests.jsonl."""
 
 
-def _of_trace(path: Path) -> Workload:
-    rows = trace.read(path)
+def _of_trace(path: Path, tokens_per_id: int | None, time_unit: TimeUnit | None) -> Workload:
+    read = trace.read(path, tokens_per_id=tokens_per_id, time_unit=time_unit)
+    rows = _with_arrivals(read.rows)
     more = [
         pl.lit(None, TABLE.columns[name]).alias(name)
         for name in COLUMNS
         if name not in rows.columns
     ]
-    return _workload(str(path), [rows.with_columns(more).select(COLUMNS)], None)
+    found = _workload(
+        str(path),
+        [rows.with_columns(more).select(COLUMNS)],
+        None,
+        waits_for=_ints(rows["before"], -1),
+        delay_sec=_floats(rows["delay"].fill_null(0)) * TABLE.time_unit,
+    )
+    notes = (*read.notes, *((_TURNS,) if bool((found.waits_for >= 0).any()) else ()))
+    return replace(found, has_contents=read.has_contents, notes=notes)
 
 
-def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -> Workload:
+_TURNS = "turns that wait for an answer come after the simulated one, and not at recorded times"
+
+
+def _with_arrivals(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows with an arrival for turns that come after an answer: as if steps took what they do
+    by default. It gives an order to what does not simulate steps."""
+    times, delays = rows["timestamp"].to_list(), rows["delay"].to_list()
+    outputs, before = rows["output_length"].to_list(), rows["before"].to_list()
+    for number, earlier in enumerate(before):
+        if earlier is not None:
+            answer = outputs[earlier] * DEFAULT_SEC / TABLE.time_unit
+            times[number] = times[earlier] + answer + delays[number]
+    return rows.with_columns(timestamp=pl.Series(times, dtype=pl.Float64))
+
+
+def _workload(
+    name: str,
+    batches: Iterable[pl.DataFrame],
+    known: Facts | None,
+    waits_for: Ints | None = None,
+    delay_sec: Floats | None = None,
+) -> Workload:
     """The requests of these rows, sorted by arrival. ``known``: the facts of a session."""
     parts: dict[str, list[Any]] = {column: [] for column in COLUMNS}
     for batch in batches:
@@ -306,6 +381,7 @@ def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -
         computed_tokens=computed,
         prompt_ids=_padded(ids["hash_ids"], prompt_blocks),
         output_ids=ids["output_hash_ids"],
+        hit_tokens=_ints(columns["hit_tokens"]),
         admitted_sec=arrival + _floats(columns["queue_sec"]),
         first_token_sec=_floats(columns["first_token_sec"]),
         finish_sec=_floats(columns["finish_sec"]),
@@ -314,6 +390,8 @@ def _workload(name: str, batches: Iterable[pl.DataFrame], known: Facts | None) -
         priority=_ints(columns["priority"]),
         aborted=(columns["finish_reason"] == "abort").fill_null(False).to_numpy(),
         counts=np.ones(len(arrival), np.bool_),
+        waits_for=np.full(len(arrival), -1) if waits_for is None else waits_for,
+        delay_sec=np.zeros(len(arrival)) if delay_sec is None else delay_sec,
     )
     return found.take(np.argsort(arrival, kind="stable"))
 
@@ -372,7 +450,7 @@ def _block_size(name: str, sizes: pl.Series, known: Facts | None) -> int:
     if len(known_sizes):
         return int(known_sizes[0])
     groups = known.groups if known else ()
-    return next((group.block_size for group in groups if group.block_size), trace.BLOCK_TOKENS)
+    return next((group.block_size for group in groups if group.block_size), USUAL)
 
 
 def _measured(session: Session, known: Facts, found: Workload, own: pl.Expr) -> Measured:

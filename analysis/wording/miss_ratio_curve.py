@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.whatif.curve import LRU, Curve, Point
+from analysis.whatif.curve import LRU, Curve, Point, Verdict
 from analysis.wording.formats import counted, share
 
 
@@ -38,17 +38,23 @@ def _held_back(found: Curve) -> Iterator[str]:
     )
     yield _best_rule(point)
     if verdict.by == "policy":
-        yield _instead(found, verdict.best_hit_rate)
+        yield _instead(found, verdict)
 
 
-def _instead(found: Curve, most: float) -> str:
-    """What can be done about a rule that cannot be changed, where another would find so much."""
+def _instead(found: Curve, verdict: Verdict) -> str:
+    """What can be done about a rule that cannot be changed.
+
+    What a larger pool is to find is more than this one finds under LRU.
+    """
+    has_better = verdict.best_policy != LRU
+    bound = (found.ceiling.hit_rate or 0.0) - verdict.lost_to_capacity
+    most, what = (verdict.best_hit_rate, "") if has_better else (bound, " as that bound")
     for larger in sorted(found.points, key=lambda each: each.pool.num_blocks):
         under_lru = larger.outcome(LRU)
         finds = under_lru.hit_rate if under_lru else None
         if finds is not None and finds >= most:
             return (
-                "vLLM has no flag for another rule, but a larger pool finds as much: "
+                f"vLLM has no flag for another rule, but a larger pool finds as much{what}: "
                 f"{counted(larger.pool.num_blocks, 'block')} find {share(finds)} under LRU."
             )
     return "vLLM has no flag for another rule."

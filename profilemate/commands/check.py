@@ -15,6 +15,7 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    LastHalf,
     Period,
     RequestsAfter,
     SessionArgument,
@@ -80,6 +81,7 @@ class CheckOptions:
     ] = False
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
     period: Period = None
     list_all: Annotated[bool, typer.Option("--list", help="List all measures, and exit.")] = False
     as_json: AsJson = False

@@ -14,6 +14,7 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    LastHalf,
     Period,
     RequestsAfter,
     opened,
@@ -37,6 +38,7 @@ class CompareOptions:
     ]
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
     period: Period = None
     html: Annotated[
         Path | None,

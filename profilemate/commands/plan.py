@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from analysis.errors import RuleError
-from profilemate.commands import plan_groups, plan_model
+from profilemate.commands import plan_classes, plan_groups, plan_model
 from profilemate.commands.shared.options import AsJson
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show
@@ -239,20 +239,27 @@ def _planned(
     from analysis.plan import plan, reality, recorded
     from analysis.plan.settings import Settings
 
-    asked: dict[str, Any] = {
-        "average_len": options.average_len,
-        "worst_len": options.worst_len,
-        "grouping": plan_groups.grouping(without_vllm=options.without_vllm),
-    }
+    vllm = plan_groups.installed(without_vllm=options.without_vllm)
+
+    def asked(described: Model) -> dict[str, Any]:
+        entries = plan_model.entries_of(described)
+        return {
+            "average_len": options.average_len,
+            "worst_len": options.worst_len,
+            "grouping": plan_groups.grouping(vllm),
+            "ask": plan_classes.asking(entries, vllm, dtype=options.dtype),
+        }
+
     if options.session is None:
         if model is None:
             raise RuleError("name a model, or give --layers, --kv-heads and --head-size")
         described, weights = model
-        return plan(described, _changed(Settings(), changes), folder=weights, **asked)
+        settings = _changed(Settings(), changes)
+        return plan(described, settings, folder=weights, **asked(described))
     session = open_session(options.session)
     described, weights = model or recorded.model_of(session)
     settings = _changed(recorded.settings_of(session), changes)
-    return reality.against(session, described, settings, folder=weights, **asked)
+    return reality.against(session, described, settings, folder=weights, **asked(described))
 
 
 def _changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.errors import RuleError
 
@@ -54,7 +54,7 @@ def _named(name: str, dtype: str | None, parameters: int | None) -> tuple[Model,
     from analysis.plan.sizes import element_bytes
 
     path = local.find(name)
-    model = config.read(path, name=name)
+    model = config.read_or_say(path, name=name)
     if dtype not in (None, "auto"):
         element_bytes(str(dtype), "--dtype")
         model = replace(model, dtype=str(dtype), sources={**model.sources, "dtype": "--dtype"})
@@ -63,6 +63,16 @@ def _named(name: str, dtype: str | None, parameters: int | None) -> tuple[Model,
         # The count that the user gives replaces what the folder's files say.
         return replace(model, parameters=Parameters(0, 0, parameters), sources=sources), None
     return model, path if path.is_dir() else None
+
+
+def entries_of(model: Model) -> Mapping[str, Any] | None:
+    """The entries of the config.json that the model was read from; None where it has none."""
+    from analysis.plan import config, local
+
+    try:
+        return config.entries(local.find(model.name))
+    except RuleError:
+        return None
 
 
 def _count(text: str) -> int:

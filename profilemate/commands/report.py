@@ -13,6 +13,7 @@ from profilemate.commands.shared.files import writable, write
 from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
+    LastHalf,
     Period,
     RequestsAfter,
     SessionArgument,
@@ -39,6 +40,7 @@ class ReportOptions:
     ] = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
     period: Period = None
 
 

@@ -12,6 +12,7 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    LastHalf,
     Period,
     RequestsAfter,
     SessionArgument,
@@ -26,6 +27,7 @@ class SummaryOptions:
     session: SessionArgument = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
     period: Period = None
     every: Annotated[
         bool,

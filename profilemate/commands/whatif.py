@@ -15,18 +15,20 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    LastHalf,
     Period,
     RequestsAfter,
     opened,
 )
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show
-from profilemate.commands.shared.values import folder
+from profilemate.commands.shared.values import folder, whole
 
 if TYPE_CHECKING:
     from analysis.tables.session import Session
     from analysis.whatif.curve import Curve
     from analysis.whatif.simulated import Simulated
+    from analysis.whatif.trace import TimeUnit
     from analysis.whatif.workload import Workload
 
 
@@ -44,8 +46,8 @@ class WhatifOptions:
         typer.Argument(
             metavar="SESSION|TRACE",
             parser=folder,
-            help="A session's folder, or a folder of sessions: the newest one is taken. Or a trace "
-            "in the Mooncake format: a line of JSON for each request.",
+            help="A session's folder, or a folder of sessions: the newest one is taken. Or a "
+            "trace: a line of JSON for each request, as Mooncake's, or BurstGPT's or Azure's CSV.",
             show_default=False,
         ),
     ] = None
@@ -113,8 +115,28 @@ class WhatifOptions:
             show_default=False,
         ),
     ] = None
+    tokens_per_id: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens-per-id",
+            metavar="TOKENS",
+            parser=whole,
+            help="Tokens that an id of a trace stands for. Default: what its lengths prove.",
+            show_default=False,
+        ),
+    ] = None
+    time_unit: Annotated[
+        str | None,
+        typer.Option(
+            "--time-unit",
+            metavar="UNIT",
+            help="Unit of a trace's times: s, ms, us or ns. Default: that of its kind, else ms.",
+            show_default=False,
+        ),
+    ] = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
+    last_half: LastHalf = False
     period: Period = None
     as_json: AsJson = False
 
@@ -203,11 +225,39 @@ def _requests(options: WhatifOptions) -> tuple[Session | None, Workload]:
 
     source = options.source
     if source is not None and source.is_file():
-        if options.after != FROM_THE_BEGINNING or options.requests_after or options.period:
-            raise RuleError(
-                "--after, --requests-after and --period: a trace has no warm-up to leave out; "
-                "take its first lines out of the file"
-            )
-        return None, workload.read_workload(source)
+        if options.after.mark is not None or options.period is not None:
+            raise RuleError("a mark and --period: a trace has none; leave a time out, --after 30s")
+        found = workload.read_workload(
+            source, tokens_per_id=_tokens_per_id(options), time_unit=_time_unit(options)
+        )
+        return None, found.after(
+            options.after.sec, options.requests_after, last_half=options.last_half
+        )
+    for option, given in (
+        ("--tokens-per-id", options.tokens_per_id),
+        ("--time-unit", options.time_unit),
+    ):
+        if given is not None:
+            raise RuleError(f"{option}: a session says it itself; the option is for traces")
     session = opened(source, options)
     return session, workload.of_session(session)
+
+
+def _tokens_per_id(options: WhatifOptions) -> int | None:
+    from analysis.whatif.trace_tokens import MOST
+
+    given = options.tokens_per_id
+    if given is not None and not 1 <= given <= MOST:
+        raise RuleError(f"--tokens-per-id is {given}; give a number from 1 to {MOST:,}")
+    return given
+
+
+def _time_unit(options: WhatifOptions) -> TimeUnit | None:
+    from analysis.whatif.trace import TIME_UNITS
+
+    if options.time_unit is None:
+        return None
+    found = next((unit for unit in TIME_UNITS if unit == options.time_unit), None)
+    if found is None:
+        raise RuleError(f"--time-unit: {options.time_unit!r} is none of {', '.join(TIME_UNITS)}")
+    return found

@@ -108,17 +108,19 @@ def simulated(
     from profilemate.simulation.worker import Task
 
     base, notes = configuration.recorded(workload, chosen)
-    others = configuration.configurations(base, chosen, has_contents=workload.has_contents)
+    others = configuration.configurations(
+        base, chosen, has_contents=workload.has_contents, is_recorded=session is not None
+    )
     step_time, guessed = _step_time(step_ms, session, base)
     if session is not None:
         workload = arrivals.estimated(session, workload, step_time)
-    tried = (base, *others)
+    tried = others if session is None else (base, *others)
     known = None
     if session is not None and configuration.goes_into_blocks(workload, tried):
         known = prefixes.read(session)
     notes = (*notes, *guessed, *configuration.doubts(workload, tried, known))
-    task = Task(workload, step_time, session.begin_sec if session else 0.0, known)
-    return _outcomes(task, tried, notes, jobs)
+    begin_sec = session.begin_sec if session else float(workload.arrival_sec[workload.counts][0])
+    return _outcomes(Task(workload, step_time, begin_sec, known), tried, notes, jobs)
 
 
 def _step_time(
@@ -144,7 +146,8 @@ def _step_time(
 def _outcomes(
     task: Task, tried: tuple[Configuration, ...], notes: tuple[str, ...], jobs: int
 ) -> Simulated:
-    """Simulate the configurations, of which the first is the recorded one."""
+    """Simulate the configurations, of which a session's first is the recorded one."""
+    from analysis.whatif import common
     from analysis.whatif.simulated import Failure, Simulated
     from profilemate.simulation.processes import simulate
     from profilemate.simulation.worker import Done
@@ -152,8 +155,9 @@ def _outcomes(
     workload = task.workload
     with bars([one.label for one in tried], len(workload)) as progress:
         results = simulate(task, tried, jobs, progress)
+    left_out = common.left_out([one.figures.lookups for one in results if isinstance(one, Done)])
     outcomes = [
-        one.figures.outcome(configuration) if isinstance(one, Done) else None
+        one.figures.outcome(configuration, left_out) if isinstance(one, Done) else None
         for configuration, one in zip(tried, results, strict=True)
     ]
     failures = tuple(
@@ -164,16 +168,20 @@ def _outcomes(
     if len(failures) == len(tried):
         raise SessionError(f"no configuration could be simulated: {failures[0].reason}")
     measured = workload.measured
+    baseline = None if measured is None else outcomes.pop(0)
+    was = measured.outcome if measured else None
     return Simulated(
         name=workload.name,
         requests=len(workload),
+        warm_up=int((~workload.counts).sum()),
+        left_out=len(left_out),
         engines=len(workload.engines),
         vllm=next((one.vllm for one in results if isinstance(one, Done)), None),
         recorded_vllm=measured.facts.versions.get("vllm") if measured else None,
         step_time=task.step_time,
         notes=notes,
-        measured=measured.outcome if measured else None,
-        baseline=outcomes[0],
-        outcomes=tuple(one for one in outcomes[1:] if one is not None),
+        measured=was and common.of_measured(was, workload, task.begin_sec, left_out),
+        baseline=baseline,
+        outcomes=tuple(one for one in outcomes if one is not None),
         failures=failures,
     )

@@ -9,10 +9,13 @@ advances by the time of each step, and jumps to the next arrival where there is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from analysis.whatif.clock import StepTime
 from analysis.whatif.configuration import Configuration
@@ -64,6 +67,7 @@ class Engine:
         step_time: how long each step takes.
         prefixes: ids of the requests' prefixes; see ``Contents``.
         begin_sec: what comes before this is warm-up, and is not counted.
+        numbers: the requests' numbers among those of all engines; by default they are all.
         ended: called for each request that ends, or that can never run.
 
     """
@@ -77,6 +81,7 @@ class Engine:
         *,
         prefixes: Ids | None = None,
         begin_sec: float = 0.0,
+        numbers: Sequence[int] | None = None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.figures = Figures()
@@ -84,29 +89,38 @@ class Engine:
         self._workload = workload
         self._step_time = step_time
         self._begin_sec = begin_sec
+        self._numbers = range(len(workload)) if numbers is None else numbers
         self._ended = ended
         self._contents = Contents(workload, prefixes)
         self._make = parts.RequestMaker(configuration.block_size)
         self._scheduler = _scheduler(model, configuration)
         self._count_evictions()
         self._clock = 0.0
-        self._next = 0
+        # What comes in order of its time is a heap.
+        self._coming = [
+            (float(workload.arrival_sec[number]), number)
+            for number in range(len(workload))
+            if workload.waits_for[number] < 0
+        ]
+        self._turns: dict[int, list[int]] = {}
+        for number in np.flatnonzero(workload.waits_for >= 0).tolist():
+            self._turns.setdefault(int(workload.waits_for[number]), []).append(number)
         self._live: dict[str, Live] = {}
         self._leaving: list[tuple[float, str]] = []
         self._flight: deque[Step] = deque()
 
     def run(self) -> Figures:
         """Run all requests to their end."""
-        scheduler, arrivals = self._scheduler, self._workload.arrival_sec
+        scheduler, coming = self._scheduler, self._coming
         while True:
             if not self._live and not self._flight:
-                if self._next == len(self._workload):
+                if not coming:
                     return self.figures
-                self._clock = max(self._clock, float(arrivals[self._next]))
+                self._clock = max(self._clock, coming[0][0])
             now = self._clock + TICK_SEC
-            while self._next < len(self._workload) and arrivals[self._next] <= now:
-                self._arrive(self._next)
-                self._next += 1
+            while coming and coming[0][0] <= now:
+                arrival, number = heappop(coming)
+                self._arrive(number, arrival)
             self._leave()
             scheduled = self._schedule() if scheduler.has_unfinished_requests() else 0
             if self._flight and (not scheduled or len(self._flight) >= self._configuration.batches):
@@ -131,14 +145,16 @@ class Engine:
 
         pool._maybe_evict_cached_block = counted
 
-    def _arrive(self, number: int) -> None:
+    def _arrive(self, number: int, arrival: float) -> None:
         workload = self._workload
         prompt, output = int(workload.input_tokens[number]), int(workload.output_tokens[number])
         configuration = self._configuration
         # The last token of an answer is never computed.
         held = prompt + max(output, 1) - 1
         if -(-held // configuration.block_size) > configuration.num_blocks:
-            self._fail()
+            self._failed(number)
+            self._go_on(number)
+            self._ended()
             return
         name = f"request {number:09}"
         tokens, answer = self._contents(number)
@@ -148,12 +164,11 @@ class Engine:
             tokens,
             configuration.max_model_len if goes_away else max(output, 1),
             priority=int(workload.priority[number]),
-            arrival_time=float(workload.arrival_sec[number]),
+            arrival_time=arrival,
         )
         if goes_away:
             self._leaving.append((float(workload.finish_sec[number]), name))
         if workload.counts[number]:
-            arrival = float(workload.arrival_sec[number])
             self.figures.begin_sec = min(self.figures.begin_sec, arrival)
         self._live[name] = Live(number, request, answer, prompt, self._clock)
         self._scheduler.add_request(request)
@@ -172,18 +187,25 @@ class Engine:
             self._end(name)
 
     def _end(self, name: str) -> None:
-        if self._workload.counts[self._live.pop(name).number]:
+        number = self._live.pop(name).number
+        if self._workload.counts[number]:
             self.figures.end_sec = max(self.figures.end_sec, self._clock)
+        self._go_on(number)
         self._ended()
 
-    def _fail(self) -> None:
-        self.figures.failed_requests += 1
-        self._ended()
+    def _go_on(self, number: int) -> None:
+        """Let the turns come that waited for this request's answer."""
+        for turn in self._turns.pop(number, ()):
+            heappush(self._coming, (self._clock + float(self._workload.delay_sec[turn]), turn))
+
+    def _failed(self, number: int) -> None:
+        if self._workload.counts[number]:
+            self.figures.lookups.failed.add(self._numbers[number])
 
     def _give_up(self) -> None:
         """Remove a request for which nothing can be scheduled although the whole pool is free."""
         stuck = next(iter(self._scheduler.waiting), None) or self._scheduler.running[0]
-        self.figures.failed_requests += 1
+        self._failed(self._live[stuck.request_id].number)
         self._abort(stuck.request_id)
 
     def _schedule(self) -> int:
@@ -208,13 +230,13 @@ class Engine:
 
     def _admitted(self, one: Live, found: int) -> None:
         one.known = one.after
-        figures = self.figures
-        if self._counts:
-            figures.requests += 1
+        figures, is_later = self.figures, bool(self._workload.counts[one.number])
+        # A session's tables count what was admitted after the warm-up, a trace what arrived then.
+        if self._counts and (is_later or self._workload.measured is not None):
             # Without prefix caching there is no lookup.
-            figures.query_tokens += one.after * self._configuration.prefix_caching
-            figures.hit_tokens += found
-        if self._workload.counts[one.number]:
+            query = one.after * self._configuration.prefix_caching
+            figures.lookups.found[self._numbers[one.number]] = query, int(found)
+        if is_later:
             figures.waits.append(self._clock - one.since)
 
     def _prefill(self, output: Any) -> int:

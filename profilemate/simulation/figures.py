@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from analysis.whatif.common import Lookups
 from analysis.whatif.configuration import Configuration
 from analysis.whatif.outcome import Outcome
 
@@ -15,54 +17,60 @@ from analysis.whatif.outcome import Outcome
 class Figures:
     """An engine's counts after the warm-up; the names are those of ``Outcome``.
 
+    ``lookups``: by the requests' numbers among those of all engines.
     ``waits``: the seconds from each request's arrival to its first admission.
     ``begin_sec`` and ``end_sec``: the first arrival and the last end.
     """
 
-    requests: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
+    lookups: Lookups = field(default_factory=Lookups)
     evictions: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
     steps: int = 0
-    failed_requests: int = 0
     waits: list[float] = field(default_factory=list)
     begin_sec: float = np.inf
     end_sec: float = -np.inf
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
-            requests=self.requests + other.requests,
-            query_tokens=self.query_tokens + other.query_tokens,
-            hit_tokens=self.hit_tokens + other.hit_tokens,
+            lookups=Lookups(
+                self.lookups.found | other.lookups.found,
+                self.lookups.failed | other.lookups.failed,
+            ),
             evictions=self.evictions + other.evictions,
             preemptions=self.preemptions + other.preemptions,
             recomputed_tokens=self.recomputed_tokens + other.recomputed_tokens,
             steps=self.steps + other.steps,
-            failed_requests=self.failed_requests + other.failed_requests,
             waits=self.waits + other.waits,
             begin_sec=min(self.begin_sec, other.begin_sec),
             end_sec=max(self.end_sec, other.end_sec),
         )
 
-    def outcome(self, configuration: Configuration) -> Outcome:
-        """The figures as the outcome of this configuration."""
+    def outcome(self, configuration: Configuration, without: Collection[int] = ()) -> Outcome:
+        """The figures as the outcome of this configuration.
+
+        Args:
+            configuration: what was simulated.
+            without: the numbers of requests that another configuration could not serve.
+
+        """
+        compared = self.lookups.served(without)
         return Outcome(
             engine="exact",
             label=configuration.label,
             num_blocks=configuration.num_blocks,
             block_size=configuration.block_size,
             policy="lru",
-            requests=self.requests,
-            query_tokens=self.query_tokens,
-            hit_tokens=self.hit_tokens,
+            requests=compared.requests,
+            query_tokens=compared.query_tokens,
+            hit_tokens=compared.hit_tokens,
             evictions=self.evictions,
-            failed_requests=self.failed_requests,
+            failed_requests=len(self.lookups.failed),
             preemptions=self.preemptions,
             recomputed_tokens=self.recomputed_tokens,
             steps=self.steps,
             queue_mean_sec=float(np.mean(self.waits)) if self.waits else None,
             queue_p99_sec=float(np.percentile(self.waits, 99)) if self.waits else None,
             span_sec=self.end_sec - self.begin_sec if self.end_sec > self.begin_sec else None,
+            served=self.lookups.served(),
         )

@@ -131,6 +131,8 @@ def _vllm_spec(spec: Spec) -> Any:
     }
     if spec.kind == "latent":
         return vllm_specs.MLAAttentionSpec(**plain)
+    if spec.kind == "chunked":
+        return vllm_specs.ChunkedLocalAttentionSpec(**plain, attention_chunk_size=spec.window)
     if spec.window is not None:
         return vllm_specs.SlidingWindowSpec(**plain, sliding_window=spec.window)
     return vllm_specs.FullAttentionSpec(**plain)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
+
 from analysis.whatif.clock import StepTime
 from analysis.whatif.configuration import Configuration
 from analysis.whatif.prefixes import Prefixes
@@ -79,7 +81,7 @@ Message = Progress | Done | Failed
 
 def work(connection: Connection, task: Task, folder: Path) -> None:
     """Simulate each configuration that comes. Files go into the folder."""
-    _be_quiet(folder)
+    be_quiet(folder)
     # Either of these says that the other process is gone.
     with suppress(EOFError, BrokenPipeError):
         while True:
@@ -87,7 +89,8 @@ def work(connection: Connection, task: Task, folder: Path) -> None:
             connection.send(_answer(folder, configuration, task, connection))
 
 
-def _be_quiet(folder: Path) -> None:
+def be_quiet(folder: Path) -> None:
+    """Let this process record, fetch and print nothing. Caches go into the folder."""
     # What vLLM caches about this model must not be taken for the user's.
     caches = {
         name: str(folder / "cache") for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")
@@ -132,13 +135,15 @@ def _simulated(
 
     figures = Figures()
     for number in task.workload.engines:
+        own = np.flatnonzero(task.workload.engine == number)
         figures += Engine(
             model,
             configuration,
-            task.workload.of_engine(number),
+            task.workload.take(own),
             task.step_time,
             prefixes=task.prefixes.of_engine(number) if task.prefixes else None,
             begin_sec=task.begin_sec,
+            numbers=own.tolist(),
             ended=one_ended,
         ).run()
     return Done(figures, version)

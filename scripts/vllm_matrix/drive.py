@@ -121,6 +121,8 @@ def _pools(manager: Any) -> list[Any]:
 def _run(case: Case, scheduler: Any, run: Run, watch: Watch, *, pausing: bool) -> None:
     """Step until nothing is left: no request, no blocks of one, and no results to come."""
     recording = recorder._living()[-1]
+    # Steps are quicker than its looks at what the user asks for.
+    recording._asked = None
     in_flight: deque[tuple[Any, Any]] = deque()
     step = 0
     while scheduler.requests or in_flight:

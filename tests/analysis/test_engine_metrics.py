@@ -195,9 +195,10 @@ def test_tokens_at_the_end(session: SessionBuilder) -> None:
     assert found.rows["prompt_tokens"].session == 3100
     assert found.parts("prompt_tokens") == [(-800, -800)]
     assert found.rows["generation_tokens"].session == 75
-    assert found.parts("generation_tokens") == [(-5, 0)]
+    # And three steps of each of two that the engine may have ended as their clients left.
+    assert found.parts("generation_tokens") == [(-5, 0), (-6, 0)]
     assert found.all.agrees
-    assert beside(session, generation_tokens_total=69).rows["generation_tokens"].unexplained == -1
+    assert beside(session, generation_tokens_total=63).rows["generation_tokens"].unexplained == -1
 
 
 def test_tokens_in_the_middle(session: SessionBuilder) -> None:
@@ -206,7 +207,7 @@ def test_tokens_in_the_middle(session: SessionBuilder) -> None:
     found = beside(session, 5.0, prompt_tokens_total=1900, generation_tokens_total=27)
     assert found.parts("prompt_tokens") == [(-800, -800), (-400, -400)]
     assert found.rows["prompt_tokens"].verdict == "explained"
-    assert found.parts("generation_tokens") == [(-40, -40), (-20, 0), (-5, 0)]
+    assert found.parts("generation_tokens") == [(-40, -40), (-20, 0), (-5, 0), (-6, 0)]
     assert found.rows["generation_tokens"].verdict == "explained"
 
 
@@ -228,6 +229,88 @@ def test_endings(session: SessionBuilder) -> None:
     assert 'request_success{finished_reason="error"}' not in found.rows
     found = beside(session, request_success_total__length=3)
     assert not found.all.agrees
+
+
+def leaving(session: SessionBuilder, aborted: int) -> None:
+    """114 requests that the engine ended, and so many whose clients left after 150 ms. Of the 114,
+    the engine ended ten after 100 ms, with one token, and the others after 3 s."""
+    rows = [
+        {"finish_sec": 3.0 + number / 1000 if number >= 10 else 0.1 + number / 1000}
+        | {"output_length": 20 if number >= 10 else 1}
+        for number in range(114)
+    ]
+    rows += [{"finish_sec": 0.15, "finish_reason": "abort", "output_length": 2}] * aborted
+    for number, row in enumerate(rows):
+        session.requests(
+            {
+                "request_id": f"r{number}",
+                "timestamp": 0,
+                "input_length": 10 + number,
+                "first_token_sec": 0.01,
+                "finish_reason": "length",
+                "preemptions": 0,
+                **row,
+            }
+        )
+
+
+def test_a_client_that_leaves_as_the_engine_ends_its_request(session: SessionBuilder) -> None:
+    """vLLM drops what comes for it then, and counts neither the end nor the last tokens."""
+    leaving(session, aborted=26)
+    found = beside(session, request_success_total__length=113)
+    row = found.rows['request_success{finished_reason="length"}']
+    assert (row.verdict, row.parts[0].least, row.parts[0].most) == ("explained", -26, 0)
+    assert "that the engine ended as their client left" in row.parts[0].says
+    # No more than clients left.
+    assert not beside(session, request_success_total__length=87).all.agrees
+    # Two tokens of each aborted one, and three steps' of as many others.
+    tokens = 104 * 20 + 10 + 52
+    found = beside(session, generation_tokens_total=tokens - 52 - 3 * 26)
+    assert found.rows["generation_tokens"].verdict == "explained"
+    found = beside(session, generation_tokens_total=tokens - 52 - 3 * 26 - 1)
+    assert found.rows["generation_tokens"].unexplained == -1
+    # The prompts of those that had few tokens, ten at most.
+    prompts = sum(range(10, 150))
+    found = beside(session, prompt_tokens_total=prompts - sum(range(10, 20)))
+    assert found.rows["prompt_tokens"].verdict == "explained"
+    found = beside(session, prompt_tokens_total=prompts - sum(range(10, 20)) - 1)
+    assert found.rows["prompt_tokens"].unexplained == -1
+
+
+def test_of_short_requests_no_more_prompts_than_clients_that_left(session: SessionBuilder) -> None:
+    leaving(session, aborted=3)
+    prompts = sum(range(10, 127))
+    for missing, unexplained in ((19 + 18 + 17, 0), (19 + 18 + 17 + 1, -1)):
+        found = beside(session, prompt_tokens_total=prompts - missing)
+        assert found.rows["prompt_tokens"].unexplained == unexplained
+
+
+def test_where_no_client_leaves_each_end_counts(session: SessionBuilder) -> None:
+    leaving(session, aborted=0)
+    assert not beside(session, request_success_total__length=113).all.agrees
+
+
+def test_who_ends_long_before_the_first_client_leaves_had_not_left(session: SessionBuilder) -> None:
+    for number, end in enumerate((3.9, 4.1, 9, 5)):
+        row = {"request_id": f"r{number}", "timestamp": 0, "finish_sec": end}
+        session.requests(row | {"finish_reason": "abort" if number == 3 else "length"})
+    for end in (6, 7):
+        session.requests({"timestamp": 0, "finish_sec": end, "finish_reason": "abort"})
+    for counted, agrees in ((1, True), (0, False)):
+        assert beside(session, request_success_total__length=counted).all.agrees == agrees
+
+
+def test_small_shares_are_told_apart(session: SessionBuilder) -> None:
+    """One block of a hundred thousand is not nothing."""
+    session.usage((1, 0))
+    shown = text.render(beside(session, kv_cache_usage_perc=9.75e-06).all)
+    words = " ".join(shown.split())
+    assert "kv_cache_usage_perc 0.000975 % 0 % unexplained" in words
+    assert "+0.000975 points unexplained" in words
+    assert "0.00 %" not in shown
+    session.usage((2, 50))
+    words = " ".join(text.render(beside(session, kv_cache_usage_perc=0.5000004).all).split())
+    assert "kv_cache_usage_perc 50 % 50 %" not in words
 
 
 def test_preemptions(session: SessionBuilder) -> None:
@@ -338,7 +421,10 @@ def test_several_engines_are_added_up(session: SessionBuilder) -> None:
     [
         ("<html>not found</html>", "is not a page of Prometheus metrics"),
         ("vllm:x{y=1} z\n", "is not a page of Prometheus metrics"),
-        ("", "has no metric of vLLM's"),
+        ("", "has no metric of vLLM's: none begins with vllm:; name"),
+        ("vllm_num_requests_running 1\n", r"they begin with vllm_ here \(vllm_num_requests_runn"),
+        ("kserve_vllm:prompt_tokens_total 1\n", "they begin with kserve_vllm: here"),
+        ("ray_vllm_prompt_tokens_total 1\n", "they begin with ray_vllm_ here"),
         ("go_threads 7\n", "has no metric of vLLM's"),
     ],
 )

@@ -201,6 +201,13 @@ class TestRequestsAfter:
         opened = open_session(session.folder, after_requests=1)
         assert summarize(opened).requests.ended == 3
 
+    def test_the_last_half(self, session: SessionBuilder) -> None:
+        session.requests(*({"timestamp": arrived} for arrived in (4000, 1000, 3000, 2000)))
+        assert self.begin(session, last_half=True) == 3
+        assert self.begin(session, last_half=True, after_requests=1) == 3
+        assert self.begin(session, last_half=True, after_requests=3) == 4
+        assert self.begin(session, last_half=True, after_sec=3.5) == 3.5
+
     def test_of_both_the_later_counts(self, session: SessionBuilder) -> None:
         session.requests(*({"timestamp": arrived} for arrived in (1000, 2000)))
         assert self.begin(session, after_requests=1, after_sec=1.5) == 2
@@ -277,6 +284,7 @@ class TestCommand:
         for options, begin in (
             (["--after", "2s"], 2),
             (["--requests-after", 1], 4.5),
+            (["--last-half"], 4.5),
             (["--requests-after", 1, "--after", "0.08m"], 4.8),
         ):
             found = json.loads(invoke("summary", session.folder, "--json", *options).stdout)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from analysis.errors import RuleError
-from analysis.plan import config, local
+from analysis.plan import config, local, plan
 from analysis.plan.model import Attention, Model
+from analysis.plan.settings import Settings
 from tests.plan.truth import CONFIGS
 
 
@@ -77,6 +78,14 @@ def test_layers_that_use_another_layers_cache() -> None:
     assert len(model.layers) == 32
 
 
+def test_a_family_that_was_not_compared_is_said() -> None:
+    for family, is_said in (("llama", False), ("new_thing", True), ("a b\x1b", True)):
+        changed = entries("llama-3.1-8b", model_type=family)
+        found = plan(config.model(changed, "config.json"), Settings(blocks=9)).notes
+        assert any("was not compared with vLLM's class" in note for note in found) == is_said
+        assert all(note.isprintable() for note in found)
+
+
 def test_weights_in_float32_are_cast() -> None:
     model = config.model(entries("gpt2", torch_dtype="float32"), "config.json")
     assert model.dtype == "bfloat16"
@@ -92,11 +101,14 @@ def test_weights_in_float32_are_cast() -> None:
         ({"num_attention_heads": True}, "num_attention_heads is True"),
         ({"index_topk": 2048}, "has a sparse attention's index (index_topk)"),
         ({"attention_chunk_size": 8192}, "has attention within chunks"),
+        ({"num_kv_heads": 4}, "says more than once how many KV heads there are (num_kv_heads: 4"),
+        ({"attn_type_list": [1, 0]}, "has linear attention of another kind (attn_type_list)"),
+        ({"model_type": "bert"}, "needs no KV cache: bert is an encoder"),
         ({"model_type": "mamba2"}, "keeps no keys and values"),
         ({"layer_types": ["linear_attention"] * 32}, "keeps states of a kind not known here"),
         (
             {"layer_types": ["chunked_attention"] * 32},
-            "a kind not known here ('chunked_attention')",
+            "has no attention_chunk_size",
         ),
         ({"num_kv_shared_layers": "all"}, "num_kv_shared_layers is 'all', not a whole number"),
         ({"hidden_size": 31}, "32 heads do not fit in a hidden size of 31"),
@@ -124,7 +136,10 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_what_is_no_number_does_not_count(odd: object) -> None:
     """Of entries that only the estimate of the weights reads."""
     plain = config.model(entries("llama-3.1-8b"), "config.json").parameters
-    assert config.model(entries("llama-3.1-8b", n_positions=odd), "config.json").parameters == plain
+    assert (
+        config.model(entries("llama-3.1-8b", n_shared_experts=odd), "config.json").parameters
+        == plain
+    )
     assert config.model(entries("llama-3.1-8b", vocab_size=odd), "config.json").parameters is None
 
 

@@ -177,10 +177,17 @@ def test_engines_are_simulated_apart_and_added(small: Truth, model: Path) -> Non
     half = np.arange(len(one.workload)) % 2
     both = replace(one.workload, engine=half)
     parts = [
-        Engine(model, one.base, both.of_engine(rank), one.step_time).run() for rank in both.engines
+        Engine(
+            model,
+            one.base,
+            both.of_engine(rank),
+            one.step_time,
+            numbers=np.flatnonzero(half == rank).tolist(),
+        ).run()
+        for rank in both.engines
     ]
     total = parts[0] + parts[1]
-    assert total.requests == len(one.workload)
+    assert total.outcome(one.base).requests == len(one.workload)
     assert total.evictions == parts[0].evictions + parts[1].evictions > 0
     assert total.outcome(one.base).queue_mean_sec == pytest.approx(
         (sum(parts[0].waits) + sum(parts[1].waits)) / len(one.workload)
@@ -205,8 +212,8 @@ def test_a_prompt_that_no_step_can_take_is_given_up(model: Path, tmp_path: Path)
     # vLLM refuses such a configuration, so the scheduler gets it later.
     engine._scheduler.scheduler_config.enable_chunked_prefill = False
     engine._scheduler.max_num_scheduled_tokens = 200
-    figures = engine.run()
-    assert (figures.failed_requests, figures.requests) == (1, 0)
+    outcome = engine.run().outcome(source.base)
+    assert (outcome.failed_requests, outcome.requests) == (1, 0)
 
 
 def test_an_aborted_request_ends_where_it_ended(model: Path, tmp_path: Path) -> None:

@@ -92,8 +92,34 @@ def test_a_trace_has_no_pool_to_take_a_factor_of(tmp_path: Path) -> None:
     for option in ("--after=1s", "--requests-after=1"):
         answer = invoke("whatif", trace, "--fast", option)
         assert (answer.returncode, answer.stdout) == (2, "")
-        assert "a trace has no warm-up to leave out" in answer.stderr
+        assert "it has 1 requests in 0 s, and all of them are to be left out" in answer.stderr
     assert invoke("whatif", trace, "--fast", "--blocks=9").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "option", ["--after=1.5s", "--requests-after=2", "--last-half"], ids=lambda text: text[2:6]
+)
+def test_a_warm_cache_of_a_trace(tmp_path: Path, option: str) -> None:
+    """The second half finds what the first half left behind, which a cut file would not have."""
+    trace = tmp_path / "trace.jsonl"
+    row = {"input_length": 33, "output_length": 1, "block_size": 16, "hash_ids": [1, 2, 3]}
+    rows = [{**row, "timestamp": 1_700_000_000_000 + 1000 * number} for number in range(4)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answer = invoke("whatif", trace, "--fast", "--json", "--blocks=9", "--eviction=lru", option)
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    (outcome,) = found["points"][0]["outcomes"]
+    assert (outcome["requests"], outcome["query_tokens"], outcome["hit_tokens"]) == (2, 66, 64)
+    assert (found["ceiling"]["requests"], found["warm_up"]) == (2, 2)
+    shown = invoke("whatif", trace, "--fast", "--blocks=9", "--eviction=lru", option).stdout
+    assert "2 requests after 2 of warm-up with" in " ".join(shown.split())
+
+
+def test_a_warm_cache_of_a_session(session: Path) -> None:
+    answer = invoke("whatif", session, "--fast", "--json", "--eviction=lru", "--last-half")
+    found = json.loads(answer.stdout)
+    assert (found["ceiling"]["requests"], found["warm_up"]) == (5, 5)
+    assert found["ceiling"]["hit_rate"] == 48 / 50
 
 
 def test_a_trace_without_a_full_block(tmp_path: Path) -> None:

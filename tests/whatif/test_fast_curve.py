@@ -145,6 +145,17 @@ def test_words_of_what_to_do(session: SessionBuilder) -> None:
     assert "vLLM has no flag for another rule." in " ".join(sentences(curve(session, 10)))
 
 
+def test_a_pool_is_not_larger_than_itself(session: SessionBuilder) -> None:
+    """Without a better rule that can be had, the bound is what a larger pool is to find."""
+    rules = ["lru", "belady"]
+    said = " ".join(sentences(curve(session, 10, policies=rules)))
+    assert "would make it 60.95 %" in said
+    assert "finds as much" not in said
+    assert said.count("vLLM has no flag for another rule.") == 1
+    said = " ".join(sentences(curve(session, 4, 10, 11, 12, policies=rules)))
+    assert "a larger pool finds as much as that bound: 12 blocks find 73.14 % under LRU." in said
+
+
 @pytest.mark.parametrize(
     ("verdict", "said"),
     [

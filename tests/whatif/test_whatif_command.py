@@ -18,7 +18,7 @@ import pytest
 
 from analysis.renderers.text import whatif as text
 from analysis.whatif.clock import StepTime
-from analysis.whatif.outcome import Outcome
+from analysis.whatif.outcome import Outcome, Served
 from analysis.whatif.simulated import Failure, Simulated
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
@@ -114,6 +114,7 @@ def test_nothing_of_vllms_reaches_the_user_and_nothing_is_left(
 def test_every_key_is_documented(answered: subprocess.CompletedProcess[str]) -> None:
     content, page = found(answered), DOCS.read_text()
     keys = {*content, *content["baseline"], *content["step_time"], *content["failures"][0]}
+    keys |= {*content["baseline"]["served"]}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
@@ -225,11 +226,14 @@ def test_the_text_says_what_is_measured_and_what_simulated() -> None:
         steps=88,
         queue_mean_sec=0.5,
         failed_requests=2,
+        served=Served(38, 8_000, 3_000),
     )
     shown = text.render(
         Simulated(
             name="runs/session_1",
             requests=42,
+            warm_up=1,
+            left_out=2,
             engines=2,
             vllm="0.33.0",
             recorded_vllm="0.32.0",
@@ -247,13 +251,17 @@ def test_the_text_says_what_is_measured_and_what_simulated() -> None:
         "as recorded simulated 999 25.12 % 500",
         "2x blocks simulated 999 40.00 % 500",
         "2x blocks 7 1,234 88 500.0 ms n/a",
-        "2x blocks: 2 requests can never fit into the pool, and took no part.",
+        "2x blocks: 2 requests can never fit into the pool.",
+        "2x blocks: of all 38 that it served, the hit rate is 37.50 %.",
         "- something was not recorded",
         "1 seqs: ValueError: no",
     ):
         assert line in lines, shown
     flowing = " ".join(lines)
-    assert "42 requests on 2 engines, simulated through vLLM 0.33.0's own scheduler" in flowing
+    assert "The hit rates are of the same 40 requests: of those that every configuration" in flowing
+    assert "2 that not every one served are left out." in flowing
+    assert "42 requests on 2 engines, the first 1 as warm-up, simulated through" in flowing
+    assert "through vLLM 0.33.0's own scheduler" in flowing
     assert "recorded with 0.32.0. A step takes 8.0 ms + 25 us a prefill token on" in flowing
     assert "has a hit rate 0.12 points above that of the session, and +0.0 % evictions" in flowing
     assert max(map(len, shown.splitlines())) <= 80
@@ -274,6 +282,8 @@ def test_queues_that_are_far_from_the_recorded_ones_are_reported(
     found = Simulated(
         name="runs/session_1",
         requests=42,
+        warm_up=0,
+        left_out=0,
         engines=1,
         vllm="0.33.0",
         recorded_vllm="0.33.0",

@@ -11,10 +11,13 @@ from analysis.engine_metrics import Explanation, Reconciliation, Row
 from analysis.renderers.text.layout import Line, note, section, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.wording.formats import counted, duration
-from analysis.wording.measures import NONE
+from analysis.wording.measures import NONE, exact
 from analysis.wording.measures import figure as shown
 
 _NAME, _CELL = 42, 11
+_LEAST_POINTS = 0.005
+"""Smaller differences of shares would be shown as 0.00 points."""
+
 _STYLES = {"equal": "good", "explained": "", "unexplained": "warning", "not comparable": "label"}
 
 
@@ -47,7 +50,8 @@ def _layout(found: Reconciliation) -> Iterator[Line]:
 
 def _row(row: Row) -> Iterator[Line]:
     name = row.metric.removeprefix("vllm:")
-    figures = f"{_figure(row.vllm, row.unit):>{_CELL}}{_figure(row.session, row.unit):>{_CELL}}"
+    vllm, session = _figures(row)
+    figures = f"{vllm:>{_CELL}}{session:>{_CELL}}"
     verdict = (f"  {row.verdict}", _STYLES[row.verdict])
     if len(name) < _NAME:
         yield (f"{name:<{_NAME}}", ""), (figures, "figure"), verdict
@@ -73,11 +77,24 @@ def _amount(part: Explanation, unit: str) -> str:
     return f"{_signed(part.least, unit)} to {_signed(part.most, unit)}"
 
 
+def _figures(row: Row) -> tuple[str, str]:
+    """Both figures, with as many digits as it takes to see that they differ."""
+    shown_alike = _figure(row.vllm, row.unit), _figure(row.session, row.unit)
+    if row.vllm is None or row.session is None or not row.difference:
+        return shown_alike
+    if shown_alike[0] != shown_alike[1]:
+        return shown_alike
+    return exact(row.vllm, row.unit), exact(row.session, row.unit)
+
+
 def _signed(value: float, unit: str) -> str:
+    if not value:
+        return "0"
     if unit == "share":
-        return f"{100 * value:+.2f} points" if value else "0"
+        points = 100 * value
+        return f"{points:+.2f} points" if abs(points) >= _LEAST_POINTS else f"{points:+.3g} points"
     text = _figure(abs(value), unit)
-    return f"{'-' if value < 0 else '+'}{text}" if value else "0"
+    return f"{'-' if value < 0 else '+'}{text}"
 
 
 def _figure(value: float | None, unit: str) -> str:

@@ -39,8 +39,9 @@ def _layout(found: Curve, bar: str) -> Iterator[Line]:
 
 def _how(found: Curve) -> str:
     each = "" if found.engines == 1 else f" on each of {found.engines} engines"
+    after = f" after {found.warm_up:,} of warm-up" if found.warm_up else ""
     return (
-        f"{counted(found.ceiling.requests, 'request')} with {found.references:,} blocks of "
+        f"{counted(found.ceiling.requests, 'request')}{after} with {found.references:,} blocks of "
         f"{found.block_size} tokens; pools{each} modelled from the content ids, without vLLM."
     )
 

@@ -21,6 +21,8 @@ _KINDS = {
     "latent": "Latent, all tokens",
     "window": "Window",
     "state": "State",
+    "chunked": "Chunk",
+    "cross": "What an encoder made",
 }
 
 

@@ -40,11 +40,12 @@ def _layout(found: Simulated) -> Iterator[Line]:
 def _how(found: Simulated) -> str:
     engines = "" if found.engines == 1 else f" on {found.engines} engines"
     release = f"vLLM {found.vllm}" if found.vllm else "vLLM"
+    warm_up = f", the first {found.warm_up:,} as warm-up" if found.warm_up else ""
     other = found.recorded_vllm not in (None, found.vllm)
     recorded = f", recorded with {found.recorded_vllm}" if other else ""
     return (
-        f"{counted(found.requests, 'request')}{engines}, simulated through {release}'s own "
-        f"scheduler{recorded}. {_clock(found.step_time)}"
+        f"{counted(found.requests, 'request')}{engines}{warm_up}, simulated through "
+        f"{release}'s own scheduler{recorded}. {_clock(found.step_time)}"
     )
 
 
@@ -88,6 +89,27 @@ def _cache(found: Simulated) -> Iterator[Line]:
     ]
     if rows:
         yield from table(heads, rows)
+    yield from _compared(found)
+
+
+def _compared(found: Simulated) -> Iterator[Line]:
+    """Which requests the hit rates are of, where that is not all of them."""
+    rows = _rows(found)
+    if found.left_out:
+        compared = max(outcome.requests for outcome in rows if outcome.engine == "exact")
+        yield from note(
+            f"The hit rates are of the same {counted(compared, 'request')}: of those that every "
+            f"configuration served. {found.left_out:,} that not every one served are left out."
+        )
+    for outcome in rows:
+        never = counted(outcome.failed_requests, "request")
+        if outcome.failed_requests:
+            yield from note(f"{outcome.label}: {never} can never fit into the pool.")
+        if found.left_out and outcome.served and outcome.served.requests != outcome.requests:
+            yield from note(
+                f"{outcome.label}: of all {outcome.served.requests:,} that it served, the hit rate "
+                f"is {share(outcome.served.hit_rate)}."
+            )
 
 
 def _scheduling(found: Simulated) -> Iterator[Line]:
@@ -105,24 +127,18 @@ def _scheduling(found: Simulated) -> Iterator[Line]:
     ]
     if rows:
         yield from table(heads, rows)
-    for outcome in found.outcomes:
-        if outcome.failed_requests:
-            yield from note(
-                f"{outcome.label}: {counted(outcome.failed_requests, 'request')} can never fit "
-                "into the pool, and took no part."
-            )
 
 
 def _truth(found: Simulated) -> Iterator[Line]:
     was, now = found.measured, found.baseline
     if was is not None and now is not None:
-        yield from note(f"The recorded configuration, simulated, {_compared(was, now)}.")
+        yield from note(f"The recorded configuration, simulated, {_beside(was, now)}.")
         yield from _waited(was.queue_mean_sec, now.queue_mean_sec)
     for line in found.notes:
         yield from wrapped("  - ", line, "warning", "")
 
 
-def _compared(was: Outcome, now: Outcome) -> str:
+def _beside(was: Outcome, now: Outcome) -> str:
     if was.hit_rate is None or now.hit_rate is None:
         return "asked the cache for nothing"
     points = 100 * (now.hit_rate - was.hit_rate)

@@ -59,6 +59,13 @@ Period = Annotated[
         show_default=False,
     ),
 ]
+LastHalf = Annotated[
+    bool,
+    typer.Option(
+        "--last-half",
+        help="Leave out what came before the second half of the requests as warm-up.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -69,6 +76,8 @@ class Part(Protocol):
     def after(self) -> Moment: ...
     @property
     def requests_after(self) -> int: ...
+    @property
+    def last_half(self) -> bool: ...
     @property
     def period(self) -> int | None: ...
 
@@ -87,5 +96,6 @@ def opened(session: Path | None, options: Part) -> Session:
         after_sec=options.after.sec,
         after_mark=options.after.mark,
         after_requests=options.requests_after,
+        last_half=options.last_half,
         period=options.period,
     )

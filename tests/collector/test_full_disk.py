@@ -10,13 +10,16 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from profilemate.collector import follow, journal_reader, producer, rotation
+from profilemate.commands.snapshot_folder import take
 from profilemate.format import processes
+from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.keep import ALL
 from tests.kv.test_segments import Recording, check_indexes, recording, whole
@@ -203,3 +206,16 @@ def test_an_operation_that_fails_at_the_start_or_the_end(
     if at < 0:
         at += len(collected(recording, tmp_path / "without" / "session", 0))
     collected(recording, tmp_path / "session", at)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("room", [0, 4, 8, 20])
+def test_a_snapshot_on_a_full_disk(recording: Recording, disk: Path, room: int) -> None:
+    session = disk / "session"
+    shutil.copytree(recording.session, session)
+    collect(session, lambda number: None)
+    before = sorted(path.name for path in disk.iterdir())
+    with filled(disk, room), pytest.raises(SessionError, match="No space left on device"):
+        take(session, datetime.now(timezone.utc), last_sec=None, target=None)
+    assert sorted(path.name for path in disk.iterdir()) == before
+    assert whole(session) == recording.tables

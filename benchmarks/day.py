@@ -31,7 +31,7 @@ from benchmarks import environment, sessions
 from benchmarks.command import Options, count, progress, run
 from benchmarks.processes import of_session
 from benchmarks.result import BenchmarkError, Result, Target
-from profilemate.collector.rotation import SEGMENT_BYTES
+from profilemate.collector.rotation import SEGMENT_BYTES, SEGMENTS_KEPT
 from profilemate.format.keep import read_keep
 
 LOOK_SEC = 0.5
@@ -98,7 +98,8 @@ def measure(options: Options) -> list[Result]:
         f"{known['cost']['table_bytes'] / 1e9:.2f} GB of rows; the largest segment "
         f"{watched.segment_bytes / 1e6:.1f} MB"
     )
-    bound = Target((most.most_bytes + SEGMENT_BYTES) / 1e6, words="that, and a segment")
+    segment = min(SEGMENT_BYTES, most.most_bytes / SEGMENTS_KEPT)
+    bound = Target((most.most_bytes + segment) / 1e6, words=f"≤ {options.keep} and a segment")
     return [
         one("day: on disk at most", watched.disk_bytes / 1e6, "MB", bound, note),
         one("day: the collector's memory", watched.collector_bytes / 1e6, "MB", MEMORY, "peak"),

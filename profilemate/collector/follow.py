@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import NoReturn
@@ -21,6 +22,7 @@ from profilemate.collector.snapshots import Asked, Snapshots
 from profilemate.collector.triggers import SECOND_NS, Triggers
 from profilemate.format import session
 from profilemate.format.errors import SessionError
+from profilemate.format.files import FULL
 from profilemate.format.folder import Folder
 from profilemate.format.keep import DEFAULT, read_keep
 from profilemate.format.when import Condition
@@ -35,6 +37,9 @@ BACKLOG_BYTES = READ_BYTES // 2
 MERGE_NS = 400_000_000
 """Episodes of all producers are applied in the order of their times, so that the tables come out
 the same whenever they are made. One counts as written this long after its time."""
+
+FULL_SEC = 1.0
+"""The pause where the disk is full."""
 
 FIRST_SEC = 60.0
 """Who starts a collector has made a journal. Where none comes for so long, it was deleted."""
@@ -101,20 +106,38 @@ class _Work:
         self._next_metadata = self._next_totals = 0.0
         self._late_sec = 0.0
         self._pauses = self.follower.pauses
+        self._is_full = False
 
     def until_behind(self) -> None:
         """Go on until the session has ended, or the tables are late."""
         while not self.is_done and self._late_sec < BEHIND_SEC:
-            self._once()
+            self._once_or_wait()
 
     def until_caught_up(self) -> None:
         """Go on until the session has ended, or the tables are not late any more."""
         self.follower.hurries += 1
         while not self.is_done and self._late_sec > CAUGHT_UP_SEC:
+            self._once_or_wait()
+
+    def _once_or_wait(self) -> None:
+        """As long as the session goes on, a full disk is waited for: journals are not read, and
+        rows that could not be written are kept."""
+        try:
             self._once()
+        except OSError as error:
+            if error.errno not in FULL or not self.follower.alive:
+                raise
+            if not self._is_full:
+                print(f"the disk is full, the tables wait for room: {error}", file=sys.stderr)
+            self._is_full = True
+            time.sleep(FULL_SEC)
+        else:
+            self._is_full = False
 
     def _once(self) -> None:
         follower = self.follower
+        # What a full disk had no room for comes before more is read.
+        follower.tables.flush()
         follower.discover()
         # Before reading: what a producer wrote before it ended is read below.
         alive = follower.alive

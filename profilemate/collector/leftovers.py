@@ -16,12 +16,13 @@ from profilemate.format import processes, snapshot
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.session import KEPT_FOLDER, METADATA_FILE
+from profilemate.format.totals import TOTALS_FILE
 
 _SCRATCH = ".completing-"
 _DONE = ".journal-done-"
 _MAKING = ".making-"
 
-_WRITTEN_WHOLE = "|".join(map(re.escape, (METADATA_FILE, SUMMARY_FILE, USAGE_TABLE)))
+_WRITTEN_WHOLE = "|".join(map(re.escape, (METADATA_FILE, SUMMARY_FILE, USAGE_TABLE, TOTALS_FILE)))
 _LEFTOVER = re.compile(
     rf"{re.escape(_SCRATCH)}(?P<maker>\d+)?.*|{re.escape(_DONE)}.*"
     rf"|\.({_WRITTEN_WHOLE})\.(?P<writer>\d+)\.[0-9a-f]+"

@@ -152,7 +152,9 @@ class Segments:
             self._session.make_folder(SEGMENTS_FOLDER)
         name = f"{CLOSING_PREFIX}{folder_name(number)}"
         with self._session.folder(SEGMENTS_FOLDER) as here:
-            here.make_folder(name)
+            # It is there where a call before this one could not move all files.
+            if not here.has_folder(name):
+                here.make_folder(name)
             with here.folder(name) as closing:
                 size = tables.open_bytes
                 tables.cut(closing)
@@ -301,38 +303,55 @@ def _close(
     checkpoint: bytes,
     opening: Mapping[str, Sequence[str]],
 ) -> Closed:
-    """Compress the files that are being closed, and let the segment appear."""
+    """Compress the files that are being closed, and let the segment appear.
+
+    It can be called again after an error, whatever had been done by then.
+    """
     number = index["segment"]
     name = folder_name(number)
-    closing_name, new_name = f"{CLOSING_PREFIX}{name}", f"{_NEW}{name}"
+    closing_name = f"{CLOSING_PREFIX}{name}"
     with session.folder(SEGMENTS_FOLDER) as here:
-        if here.has_folder(new_name):
-            here.remove_folder(new_name)
-        here.make_folder(new_name)
-        entries: dict[str, dict[str, Any]] = {}
-        with here.folder(closing_name) as closing, here.folder(new_name) as new:
-            for table, rows in opening.items():
-                content = "\n".join([*filter(None, [COLUMNS[table]]), *rows, ""])
-                data = content.encode("utf-8", "backslashreplace")
-                entries[f"opening.{table}.gz"] = _compress(
-                    [data], f"opening.{table}.gz", table, new
-                )
-            for table in closing.names():
-                target = packed_name(table, number)
-                with open(closing.open(table, os.O_RDONLY), "rb") as file:
-                    parts = iter(lambda: file.read(_PART_BYTES), b"")
-                    entries[target] = _compress(parts, target, table, new)
-            _write(new, CHECKPOINT_FILE, [gzip.compress(checkpoint, 1, mtime=0)])
-            _write(new, INDEX_FILE, [json.dumps({**index, "tables": entries}, indent=1).encode()])
-            os.fsync(new.fd)
-        here.rename(new_name, name)
+        if not here.has_folder(name):
+            _pack(here, index, checkpoint, opening)
         os.fsync(here.fd)
-        here.remove_folder(closing_name)
+        for leftover in here.names():
+            if leftover == closing_name or leftover.startswith(_GONE):
+                here.remove_folder(leftover)
         before = folder_name(number - 1)
         if here.has_folder(before):
             with here.folder(before) as folder:
                 folder.remove(CHECKPOINT_FILE)
-    return _closed({**index, "tables": entries})
+        return _closed(_index(here, number))
+
+
+def _pack(
+    here: Folder,
+    index: Mapping[str, Any],
+    checkpoint: bytes,
+    opening: Mapping[str, Sequence[str]],
+) -> None:
+    """Make the folder of a closed segment."""
+    number = index["segment"]
+    name = folder_name(number)
+    new_name = f"{_NEW}{name}"
+    if here.has_folder(new_name):
+        here.remove_folder(new_name)
+    here.make_folder(new_name)
+    entries: dict[str, dict[str, Any]] = {}
+    with here.folder(f"{CLOSING_PREFIX}{name}") as closing, here.folder(new_name) as new:
+        for table, rows in opening.items():
+            content = "\n".join([*filter(None, [COLUMNS[table]]), *rows, ""])
+            data = content.encode("utf-8", "backslashreplace")
+            entries[f"opening.{table}.gz"] = _compress([data], f"opening.{table}.gz", table, new)
+        for table in closing.names():
+            target = packed_name(table, number)
+            with open(closing.open(table, os.O_RDONLY), "rb") as file:
+                parts = iter(lambda: file.read(_PART_BYTES), b"")
+                entries[target] = _compress(parts, target, table, new)
+        _write(new, CHECKPOINT_FILE, [gzip.compress(checkpoint, 1, mtime=0)])
+        _write(new, INDEX_FILE, [json.dumps({**index, "tables": entries}, indent=1).encode()])
+        os.fsync(new.fd)
+    here.rename(new_name, name)
 
 
 def _compress(parts: Iterable[bytes], target: str, table: str, folder: Folder) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -83,32 +84,28 @@ class Tables:
         """Write the rows that have been appended.
 
         Raises:
-            OSError: the disk is full, or the folder is gone.
+            OSError: the disk is full, or the folder is gone. A table has all of its rows or none of
+                them; those that are not written wait on.
 
         """
         for table, rows in self._rows.items():
             if rows:
-                rows.append("")
-                self._write(table, "\n".join(rows).encode("utf-8", "backslashreplace"))
+                text = "\n".join(rows)
+                self._write(table, f"{text}\n".encode("utf-8", "backslashreplace"))
                 rows.clear()
 
     def cut(self, closing: Folder) -> None:
         """Move all files into another folder; rows that follow make new ones.
 
         Raises:
-            OSError: they cannot be moved; then they are here.
+            OSError: they cannot be moved. Those that were go on there until the next call.
 
         """
         self.flush()
-        moved: list[str] = []
-        try:
-            for table in self._fds:
+        there = closing.names()
+        for table in self._fds:
+            if table not in there:
                 self.folder.rename(table, table, closing)
-                moved.append(table)
-        except OSError:
-            for table in moved:
-                closing.rename(table, table, self.folder)
-            raise
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
@@ -133,15 +130,26 @@ class Tables:
 
     def _write(self, table: str, data: bytes) -> None:
         fd = self._fds.get(table)
+        is_new = fd is None
         if fd is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            fd = self._fds[table] = self.folder.open(table, flags)
+            fd = self.folder.open(table, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             header = COLUMNS[table]
             if header is not None:
                 data = header.encode() + b"\n" + data
         view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        try:
+            while view:
+                view = view[os.write(fd, view) :]
+        except OSError:
+            size = os.fstat(fd).st_size - (len(data) - len(view))
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, size)
+                os.lseek(fd, size, os.SEEK_SET)
+            if is_new:
+                os.close(fd)
+                self.folder.remove(table)
+            raise
+        self._fds[table] = fd
         self.bytes_written += len(data)
         self.open_bytes += len(data)
 

@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says of a disk, or a user's part of one, that has no room."""
 
 
 def write_atomically(

@@ -25,6 +25,7 @@ from profilemate.collector.snapshot_log import BY_SIGNAL, Taken
 from profilemate.format import snapshot
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
+from profilemate.format.marks import MARKS_FILE
 from profilemate.format.session import METADATA_FILE, SEGMENTS_FOLDER
 from profilemate.format.when import Limit
 
@@ -217,6 +218,8 @@ def _fill(
     with follower.folder.folder(SEGMENTS_FOLDER) as source:
         files = {each.number: files_of(source, each.number) for each in taken}
         snapshot.link_segments(source, folder, files)
+    with contextlib.suppress(FileNotFoundError):
+        snapshot.copy(follower.folder, folder, MARKS_FILE)
     for name, text in papers.files.items():
         folder.write(name, text)
     folder.write(METADATA_FILE, metadata.as_bytes(content))

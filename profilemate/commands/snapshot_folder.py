@@ -21,6 +21,7 @@ from analysis.tables.window import Window
 from profilemate.collector.metadata import SUMMARY_FILE
 from profilemate.format import snapshot
 from profilemate.format.folder import Folder
+from profilemate.format.marks import MARKS_FILE
 from profilemate.format.segments import INDEX_FILE
 from profilemate.format.session import METADATA_FILE, SEGMENTS_FOLDER
 from profilemate.format.totals import TOTALS_FILE
@@ -99,7 +100,7 @@ def _fill(path: Path, session: Session, segments: tuple[Segment, ...], now: date
                     file.write(first)
                     file.writelines(parts_of_text)
         with Folder.anyones(session.directory) as source:
-            for name in (SUMMARY_FILE, TOTALS_FILE):
+            for name in (SUMMARY_FILE, TOTALS_FILE, MARKS_FILE):
                 with contextlib.suppress(FileNotFoundError):
                     snapshot.copy(source, folder, name)
         text_bytes = find(path, hold=False).text_bytes()

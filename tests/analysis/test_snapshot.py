@@ -77,6 +77,14 @@ def test_all_of_a_complete_session(large: Path) -> None:
     assert [child.name for child in large.parent.iterdir() if child.name.startswith(".")] == []
 
 
+def test_marks_are_kept(large: Path) -> None:
+    assert not (taken(large, "-o", large.parent / "without") / "marks.jsonl").exists()
+    (large / "marks.jsonl").write_text('{"timestamp_sec": 900.5, "text": "a mark"}\n')
+    snapshot = taken(large, "-o", large.parent / "with")
+    assert [mark["text"] for mark in said(snapshot)["session"]["marks"]] == ["a mark"]
+    assert (snapshot / "marks.jsonl").stat().st_mode & 0o777 == 0o600
+
+
 def test_packed_files_of_ones_own_are_linked(large: Path) -> None:
     first, second = sorted((large / "segments").glob("0001/*.gz"))[:2]
     first.chmod(0o600)

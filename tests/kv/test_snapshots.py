@@ -49,6 +49,7 @@ pytestmark = pytest.mark.usefixtures("hooks_on")
 
 PATIENCE_SEC = 120
 BLOCKS = 24
+MARK = b'{"timestamp_sec": 0.5, "text": "a mark"}\n'
 WHEN, LIMIT, LAST = (
     *("VLLM_PROFILING_SNAPSHOT_WHEN", "VLLM_PROFILING_SNAPSHOT_LIMIT"),
     "VLLM_PROFILING_SNAPSHOT_LAST",
@@ -128,6 +129,7 @@ def test_preemptions_take_one(model: Path, tmp_path: Path) -> None:
     """It has the rows that the session has up to there, and is a session by itself."""
     when = {WHEN: "preemptions > 3/2s or usage<0%/1h", LIMIT: "1", LAST: "1s"}
     with loaded(model, tmp_path, **when) as (load, session):
+        (session / "marks.jsonl").write_bytes(MARK)
         load.until(lambda: log_of(session).get("taken"))
         # Once more: only one is allowed.
         load.rest(3.5)
@@ -152,6 +154,7 @@ def test_preemptions_take_one(model: Path, tmp_path: Path) -> None:
     assert counts[-1] == count > 3
     assert all(earlier <= 3 for earlier in counts[:-1])
 
+    assert (path / "marks.jsonl").read_bytes() == MARK
     assert set(of_snapshot) == set(rows) - {"cuda_graph_usage.csv"}
     for table, data in of_snapshot.items():
         assert rows[table].startswith(data)

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from analysis import open_session, series, summarize
+from analysis.renderers.html.page import sections_of
+from analysis.renderers.html.report import Report
 from analysis.tables.pauses import Period, paused_now, period
 from profilemate.format.marks import LONGEST_TEXT, MOST_MARKS
 from tests.analysis.builder import SessionBuilder
@@ -137,3 +140,29 @@ def test_a_running_session_takes_so_many_marks(tmp_path: Path) -> None:
     assert "has 1,000 marks, and takes no more" in result.stderr
     assert (session / "marks.jsonl").stat().st_mode & 0o777 in (0o600, 0o644)
     journal.recorder.close()
+
+
+def test_charts_over_time_have_a_line_at_each_mark(used: SessionBuilder) -> None:
+    marked(
+        used.folder,
+        {"timestamp_sec": 2.5, "text": "<b>bold</b> & much more than fits beside it"},
+        {"timestamp_sec": 0.5, "text": "in the warm-up"},
+    )
+    session = open_session(used.folder, after_sec=1.0)
+    summary = summarize(session)
+    report = Report(summary, series.measure(session, summary))
+    drawn = 0
+    for chart in (chart for section in sections_of(report) for chart in section.charts):
+        if not isinstance(chart.figure, dict):
+            continue
+        layout = chart.figure["layout"]
+        lines = [
+            each["x0"] for each in layout.get("shapes", ()) if each.get("line", {}).get("dash")
+        ]
+        texts = [each["text"] for each in layout.get("annotations", ())]
+        assert (2.5 in lines) is chart.over_time
+        assert 0.5 not in lines
+        if chart.over_time:
+            drawn += 1
+            assert "&lt;b&gt;bold&lt;/b&gt; &amp; much more tha..." in texts
+    assert drawn > 2

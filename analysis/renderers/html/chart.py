@@ -21,7 +21,7 @@ Figure = dict[str, Any]
 
 SECONDS = "seconds since the session began"
 LONGEST_MARK = 30
-"""Characters of a mark above its line."""
+"""Characters of a mark beside its line."""
 LONGEST_LABEL = 60
 """Characters of a request's id beside its bar."""
 
@@ -127,9 +127,11 @@ def with_marks(chart: Chart, marks: Sequence[Mark]) -> Chart:
             "x": mark.at_sec,
             "y": 1,
             "yref": "paper",
-            "yanchor": "bottom",
+            "xanchor": "left",
+            "yanchor": "top",
             "text": safe(shortened(mark.text, LONGEST_MARK)),
             "showarrow": False,
+            "bgcolor": "var(--card)",
         }
         for mark in marks
     ]

@@ -193,7 +193,7 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
         return base, workload.notes
     facts = workload.measured.facts
     _refuse(workload, facts)
-    settings, notes = facts.scheduler, list(_notes(facts))
+    settings, notes = facts.scheduler, [*workload.notes, *_notes(facts)]
     seqs = _or_default(settings.max_num_seqs, "max_num_seqs", MAX_NUM_SEQS, notes)
     tokens = _or_default(
         settings.max_num_batched_tokens, "max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, notes

@@ -211,9 +211,10 @@ _OUTPUTS = (
 
 
 def _notes(workload: Workload) -> tuple[str, ...]:
+    notes = [f"{note[0].upper()}{note[1:]}." for note in workload.notes]
     if workload.measured is None:
-        return (_OUTPUTS, *(f"{note[0].upper()}{note[1:]}." for note in workload.notes))
-    return tuple(_session_notes(workload.measured.facts, workload.block_size))
+        return (_OUTPUTS, *notes)
+    return (*notes, *_session_notes(workload.measured.facts, workload.block_size))
 
 
 def _session_notes(facts: Facts, block_size: int) -> list[str]:

@@ -72,7 +72,7 @@ class Workload:
     ``name``: the folder or file, as given. ``measured``: None for a trace. ``block_size``: tokens
     that an id stands for. ``has_contents``: whether the contents are known; they are not for a
     session with prefix caching off, and for a trace of lengths alone. ``notes``: how a trace was
-    read, where that is no matter of course.
+    read, where that is no matter of course, or that a session begins in the midst of its run.
 
     ``arrival_sec``: since the session or the trace began. ``waits_for``: the number of the request
     whose answer this one comes after, ``delay_sec`` later; -1 for none. Its arrival is a guess.
@@ -267,7 +267,20 @@ def of_session(
             "nothing to try again"
         )
     found = replace(found, counts=found.arrival_sec >= session.begin_sec)
-    return replace(found, measured=_measured(session, known, found, own))
+    notes = (_IN_THE_MIDST,) if _begins_in_the_midst(session) else ()
+    return replace(found, measured=_measured(session, known, found, own), notes=notes)
+
+
+_IN_THE_MIDST = (
+    "the tables begin in the midst of the run, and each replay with an empty cache: at first it "
+    "finds less than the engine did; --last-half counts the second half of the requests alone"
+)
+
+
+def _begins_in_the_midst(session: Session) -> bool:
+    """Whether requests came before the tables begin, or before a pause of the recording ended."""
+    is_later = session.period is not None and session.period.number > 1
+    return session.window is not None or is_later
 
 
 def _batches(session: Session, own: pl.Expr, most_blocks: int | None) -> Iterator[pl.DataFrame]:

@@ -268,6 +268,9 @@ def killed(servers: tuple[Server, Server], lab: Lab) -> Killed:
     engine.wait_for(
         "the engine to go on", lambda: engine.journal_size(session) > size, engine.END_SECONDS
     )
+    # Whatever collector the engine started meanwhile goes before it: nobody follows it to its end.
+    engine.stop(engine_pid)
+    engine.kill(*engine.collector_pids(session))
     engine.kill(engine_pid)
     collector.finalize(before)
     return Killed(session, answers, caught_up, cut_off, before, analyze(session))

@@ -423,9 +423,14 @@ def processes_about(folder: Path) -> dict[int, str]:
 
 def collector_pid(session: Path) -> int:
     """The process that writes the session's tables."""
-    found = [pid for pid, command in processes_about(session).items() if " -I -c " in command]
+    found = collector_pids(session)
     assert len(found) == 1, processes_about(session)
     return found[0]
+
+
+def collector_pids(session: Path) -> list[int]:
+    """The same, also where there is none, or another one is about to begin."""
+    return [pid for pid, command in processes_about(session).items() if " -I -c " in command]
 
 
 def copy_journal(session: Path, folder: Path) -> Path:
@@ -476,7 +481,9 @@ def is_alive(pid: int) -> bool:
 def kill(*pids: int) -> None:
     """Kill processes as the kernel would, and wait until they are gone."""
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        # One may have ended by itself.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     wait_for("killed processes to go", lambda: not any(map(is_alive, pids)), END_SECONDS)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -106,11 +107,19 @@ def _no_interrupts() -> Iterator[None]:
     that comes meanwhile takes effect at the end."""
     # Python starts it with the first process, and it would let interrupts in again.
     resource_tracker.ensure_running()
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    # The mask is for the processes. Here another thread may take the signal, and the handler runs.
+    handler = signal.signal(signal.SIGINT, lambda *_: came.append(1)) if is_main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _received(worker: _Worker) -> Message:

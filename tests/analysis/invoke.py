@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from unittest import mock
 
 from typer.testing import CliRunner
 
@@ -13,7 +15,9 @@ from profilemate.commands.app import application
 def invoke(*arguments: object) -> subprocess.CompletedProcess[str]:
     """``profilemate ARGUMENTS`` into pipes of 80 columns."""
     words = [str(argument) for argument in arguments]
-    result = CliRunner(env={"COLUMNS": "80"}).invoke(
-        application(None), words, prog_name="profilemate", catch_exceptions=False
-    )
+    # What a command sets is for its own process.
+    with mock.patch.dict(os.environ):
+        result = CliRunner(env={"COLUMNS": "80"}).invoke(
+            application(None), words, prog_name="profilemate", catch_exceptions=False
+        )
     return subprocess.CompletedProcess(words, result.exit_code, result.stdout, result.stderr)

@@ -173,6 +173,34 @@ def test_an_interrupt_while_a_worker_starts_is_quiet(session: Path) -> None:
     wait_until(lambda: not group_lives(process.pid))
 
 
+INTERRUPTED = """
+import os, signal, threading, time
+from profilemate.simulation.processes import _no_interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+try:
+    with _no_interrupts():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        print("started", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_an_interrupt_that_another_thread_takes_waits_for_the_start() -> None:
+    """Else a worker would be left without what it is to do."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("started\ninterrupted\n", "")
+
+
 def workers(parent: int) -> list[Path]:
     """The processes that simulate, in /proc."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()

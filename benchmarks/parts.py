@@ -28,6 +28,7 @@ from benchmarks.lockstep import Load, Side
 from benchmarks.pairs import Times, compare, note
 from benchmarks.result import BenchmarkError, Result, middle
 from profilemate.format.events import Columns, Op
+from profilemate.hooks.instances import is_hook
 from profilemate.record import encode
 from profilemate.record import recorder as recording
 from profilemate.record.encode import Event
@@ -100,8 +101,7 @@ class _Calls:
 
     def add(self, manager: Any, taken: int, blocks: Any) -> None:
         if id(manager) not in self._runs:
-            # A hook stands in the pool itself, and is no bound method.
-            is_recorded = not hasattr(manager.block_pool.get_new_blocks, "__self__")
+            is_recorded = is_hook(manager.block_pool.get_new_blocks)
             self._runs[id(manager)] = manager, is_recorded, []
         runs = self._runs[id(manager)][2]
         runs.append(taken)

@@ -62,8 +62,9 @@ def reconcile(session: Session, page: Page) -> Reconciliation:
     facts = read_facts(session)
     at = moment(session, page)
     seen = Seen(session, at)
+    missing = _missing(session)
     rows = tuple(
-        row if session.window is None else _with_removed(row)
+        _with_more(row, missing) if missing else row
         for kind in (prefix_cache, requests, blocks)
         for row in kind.rows(page, seen, facts)
     )
@@ -98,20 +99,35 @@ _MOMENTARY = ("vllm:kv_cache_usage_perc",)
 """What these say is of one moment, so nothing that came before adds to it."""
 
 
-def _with_removed(row: Row) -> Row:
-    """The row beside what is left of a run: vLLM's counters have what was removed, too."""
+def _missing(session: Session) -> str | None:
+    """What vLLM has counted and the session lacks, in words; None where that is nothing."""
+    if session.period is not None:
+        return "what came before or after the session's period, or in a pause of its recording"
+    if session.window is not None:
+        return "what came before the session's window, which was removed"
+    return None
+
+
+def _with_more(row: Row, missing: str) -> Row:
+    """The row beside a part of a run: vLLM's counters have what is missing, too."""
     if row.verdict != "unexplained" or row.metric.startswith(_MOMENTARY):
         return row
     least = -math.inf if row.metric.startswith("vllm:kv_block_") else 0.0
     if (row.difference or 0.0) < least:
         return row
-    removed = within("what came before the session's window, which was removed", least, math.inf)
-    return replace(row, parts=(*row.parts, removed), unexplained=0.0, verdict="explained")
+    more = within(missing, least, math.inf)
+    return replace(row, parts=(*row.parts, more), unexplained=0.0, verdict="explained")
 
 
 def _doubts(session: Session, page: Page, facts: Facts) -> Iterator[str]:
     """Why the page may be another session's, or say more than is left of it."""
-    if session.window is not None:
+    if session.period is not None:
+        yield (
+            "vLLM counts on while the recording is paused, and the session has only what came from "
+            f"{session.begin_sec:.6g} to {session.end_sec:.6g} s: what a counter has more may be "
+            "of another time."
+        )
+    elif session.window is not None:
         yield (
             "vLLM counts from its start, and the session has only what came after "
             f"{session.window.begin_sec:.6g} s: what a counter has more may be of before."

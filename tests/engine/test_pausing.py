@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,6 +115,7 @@ def run(port: int, session: Path) -> Paused:
     said["resume"] = profilemate("resume", str(session))
     load(port, 2)
     count()
+    said["page"], said["page at"] = engine.get(port, "/metrics"), str(time.time())
     said["pause again"] = profilemate("pause", "--wait", "0", str(session))
     engine.wait_for(
         "the second pause",
@@ -196,6 +199,16 @@ def test_requests_are_those_of_the_periods(paused: Paused) -> None:
         inside = [row for row in rows if since <= row["timestamp"] / 1e3 < until]
         assert found["requests"]["ended"] == len(inside)
         assert found["warnings"] == []
+
+
+def test_vllm_s_counters_have_what_the_pause_lacks(paused: Paused, tmp_path: Path) -> None:
+    page = tmp_path / "metrics.txt"
+    page.write_text(paused.said["page"])
+    os.utime(page, (float(paused.said["page at"]),) * 2)
+    found = profilemate("reconcile", "--metrics-file", str(page), str(paused.session))
+    said = " ".join(found.split())
+    assert "vLLM counts on while the recording is paused" in said
+    assert "in a pause of its recording" in said
 
 
 def test_the_summary_says_which_period_it_is_of(paused: Paused) -> None:

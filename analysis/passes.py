@@ -116,7 +116,7 @@ def measure(session: Session) -> Summary:
         evicted = _evictions(session, misses.content_ids(missed), preempted)
         moved = beside.submit(_blocks, session, ran, stepped.holders)
         missed = _misses(known, contents, missed, evicted.lost)
-        regretted = evictions.missed_for_capacity(missed, contents.prompts.asked)
+        regretted = evictions.missed_since_evicted(missed, contents.prompts.asked)
         missed = missed.select(miss_summary.BLOCK_COLUMNS)
         regrets = _regrets(session, known, used, contents, reused, regretted, evicted.evictions)
         del regretted  # It has a row for each miss that an eviction caused.
@@ -359,7 +359,11 @@ def _regrets(
     return _Regrets(
         evicted.result(session, known, used, regretted),
         blame.measure(
-            regretted, contents.prompts, reused.uses, reused.asked_again, evicted.by_evictor()
+            evictions.for_room(regretted),
+            contents.prompts,
+            reused.uses,
+            reused.asked_again,
+            evicted.by_evictor(),
         ),
     )
 

@@ -108,6 +108,14 @@ def _graphs_unused(found: Summary) -> float | None:
     return None if found.graph_ledger is None else found.graph_ledger.unused.never.graphs
 
 
+def _lost(reason: str) -> Callable[[Summary], float]:
+    def tokens(found: Summary) -> float:
+        missed = found.misses.by_reason.get(reason)
+        return 0 if missed is None else missed.tokens
+
+    return tokens
+
+
 def _evictions_reused(found: Summary) -> float:
     return found.evictions.total.blocks - found.evictions.total.never_reused
 
@@ -137,7 +145,7 @@ _PREFIX_CACHE = (
     Measure(
         "hit_rate_ceiling",
         "share",
-        "The hit rate that these requests could have reached with a pool that never evicts.",
+        "The hit rate that these requests could have reached with a pool of any size.",
         None,
         lambda found: found.misses.ceiling,
     ),
@@ -151,7 +159,7 @@ _PREFIX_CACHE = (
     Measure(
         "recomputed_tokens",
         "tokens",
-        "Prompt tokens computed again because they had been evicted.",
+        "Prompt tokens computed again because they had been evicted for room.",
         "lower",
         lambda found: found.misses.recomputed_tokens,
     ),
@@ -161,6 +169,20 @@ _PREFIX_CACHE = (
         "These, of all prompt tokens that had to be computed.",
         "lower",
         lambda found: found.misses.recomputed_share,
+    ),
+    Measure(
+        "reset_tokens",
+        "tokens",
+        "Prompt tokens computed again because a reset had dropped them.",
+        "lower",
+        _lost("reset"),
+    ),
+    Measure(
+        "explicit_tokens",
+        "tokens",
+        "Prompt tokens computed again because they had been evicted on request.",
+        "lower",
+        _lost("explicit"),
     ),
 )
 _LATENCY = (
@@ -386,7 +408,7 @@ _EVICTIONS = (
     Measure(
         "evictions_regretted",
         "blocks",
-        "Of these, blocks whose content was asked for again.",
+        "Of these, blocks evicted for room whose content was asked for again.",
         "lower",
         lambda found: found.evictions.regretted.blocks,
     ),
@@ -407,7 +429,7 @@ _EVICTIONS = (
     Measure(
         "lifetime_mean",
         "s",
-        "Allocation to eviction of the evicted blocks: mean.",
+        "Allocation to eviction of the blocks evicted for room: mean.",
         None,
         _lifetime(lambda spread: spread.mean_sec),
     ),
@@ -428,7 +450,7 @@ _EVICTIONS = (
     Measure(
         "idle_p50",
         "s",
-        "Last use to eviction of the evicted blocks: median.",
+        "Last use to eviction of the blocks evicted for room: median.",
         None,
         _idle(lambda spread: spread.p50_sec),
     ),

@@ -13,6 +13,8 @@ _NEARLY_ALL = 0.99
 _WHY = {
     "compulsory": "was new",
     "capacity": "had been evicted",
+    "reset": "had been lost to resets",
+    "explicit": "had been evicted on request",
     "not yet cached": "was just being computed for another request",
     "held back": "was held back by another KV cache group",
     "behind": "lay behind a missing block",
@@ -77,10 +79,11 @@ def _prefix_cache(summary: Summary) -> Iterator[str]:
 
 
 def _evictions(summary: Summary) -> Iterator[str]:
-    evicted, regret = summary.evictions.total, summary.evictions.regretted
+    evicted, regret = summary.evictions.by_reason.get("reallocated"), summary.evictions.regretted
     half = summary.lifetimes.lifetime.p50_sec
-    if not evicted.blocks:
-        yield "No cached block was evicted."
+    yield from _lost_on_purpose(summary)
+    if evicted is None:
+        yield "No cached block was evicted because its room was needed."
         return
     lived = "" if half is None else f", half of them within {seconds(half)} of being handed out"
     again = (
@@ -90,6 +93,21 @@ def _evictions(summary: Summary) -> Iterator[str]:
         else "none of them was asked for again"
     )
     yield f"{evicted.blocks:,} cached blocks were evicted{lived}; {again}."
+
+
+def _lost_on_purpose(summary: Summary) -> Iterator[str]:
+    evictions = summary.evictions
+    for reason, did in (("reset", "Resets dropped"), ("explicit", "Requests to evict took")):
+        blocks = evictions.by_reason.get(reason)
+        lost = evictions.on_purpose.get(reason)
+        if blocks is not None:
+            again = (
+                f"{lost.blocks:,} of them were asked for again, and {lost.recomputed_tokens:,} "
+                "tokens computed a second time"
+                if lost is not None
+                else "none of them was asked for again"
+            )
+            yield f"{did} {blocks.blocks:,} cached blocks; {again}."
 
 
 def _preemptions(summary: Summary) -> Iterator[str]:

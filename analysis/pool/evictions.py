@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was evicted, how fast, why, and was it a loss?
 
-An eviction is *regretted* if a later lookup in the session missed its content because of it
-(``analysis.prefix.misses`` finds these). It was *no loss* if another block still had the same
-content. All others were *harmless* as far as the session shows: no request that ended in it asked
-for the content again.
+An eviction for room is *regretted* if a later lookup in the session missed its content because of
+it (``analysis.prefix.misses`` finds these). A reset, or an eviction on request, is *on purpose*: no
+larger pool keeps its contents, and what is missed because of it is counted by itself. An eviction
+was *no loss* if another block still had the same content. All others were *harmless* as far as the
+session shows: no request that ended in it asked for the content again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from analysis.tables.facts import Facts
 from analysis.tables.session import Session
 
 TABLE = "kv_cache_evictions"
+
+ON_PURPOSE = ("reset", "explicit")
+"""By the column ``reason``, losses that a pool of any size would have had, too. A block that was
+missed because of one has the same reason."""
+
 COLUMNS = (
     "timestamp_sec",
     "reason",
@@ -115,7 +121,8 @@ class Reused:
 class Evictions:
     """All evictions; the same by reason, by origin of the content, by engine and by KV cache group.
 
-    ``regretted`` and ``harmless`` (blocks) leave copies out.
+    ``regretted``, ``on_purpose`` (by reason) and ``harmless`` (blocks) leave copies out. The first
+    two are the evictions whose content was asked for again: those for room, and the others.
     """
 
     total: Evicted
@@ -126,6 +133,7 @@ class Evictions:
     reuse_counts: tuple[Reused, ...]
     rate: Rate
     regretted: Regret
+    on_purpose: Mapping[str, Regret]
     harmless: int
 
 
@@ -208,19 +216,25 @@ class EvictionTally:
     def result(
         self, session: Session, facts: Facts, usage: Usage, missed: pl.DataFrame
     ) -> Evictions:
-        """All figures. ``missed``: what ``missed_for_capacity`` returns."""
+        """All figures. ``missed``: what ``missed_since_evicted`` returns."""
         self._sum_up()
         sums = _summed([_NOTHING, *self.sums]).with_columns(
             pl.col("origin").fill_null("unknown"), tokens=_block_size(facts)
         )
         missed = (
             missed.lazy()
-            .select("eviction", "evicted_sec", "timestamp_sec", "lookup", "block_size")
+            .select("reason", "eviction", "evicted_sec", "timestamp_sec", "lookup", "block_size")
             .filter(pl.col("evicted_sec") >= session.begin_sec)
             .collect()
         )
-        first = _first_missed(missed)
         total = _evicted(sums)
+        on_purpose = {
+            reason: _regret(part, _first_missed(part), total.blocks)
+            for (reason,), part in missed.group_by("reason")
+            if reason in ON_PURPOSE
+        }
+        missed = for_room(missed)
+        first = _first_missed(missed)
         regretted = _regret(missed, first, total.blocks)
         return Evictions(
             total=total,
@@ -231,7 +245,10 @@ class EvictionTally:
             reuse_counts=self._reuse_counts(),
             rate=self._rate(first, usage.observed_sec or session.end_sec - session.begin_sec),
             regretted=regretted,
-            harmless=total.blocks - total.copies_left - regretted.blocks,
+            on_purpose=dict(sorted(on_purpose.items())),
+            harmless=total.blocks
+            - total.copies_left
+            - sum(lost.blocks for lost in (regretted, *on_purpose.values())),
         )
 
     def _keep(self, parts: list[pl.DataFrame], part: pl.DataFrame) -> None:
@@ -292,11 +309,11 @@ _NOTHING = pl.DataFrame(
 _NO_SECONDS = pl.DataFrame(schema={"second": pl.Int64, "blocks": pl.Int64})
 
 
-def missed_for_capacity(classified: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
+def missed_since_evicted(classified: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
     """The blocks that lookups missed because their content had been evicted.
 
-    Columns: ``lookup``, ``timestamp_sec``, ``index``, ``key`` and ``stretch`` of the missed block,
-    ``evicted_sec``, ``eviction`` and ``evicting_request`` of the eviction, as in
+    Columns: ``lookup``, ``timestamp_sec``, ``index``, ``key``, ``stretch`` and ``reason`` of the
+    missed block, ``evicted_sec``, ``eviction`` and ``evicting_request`` of the eviction, as in
     ``analysis.prefix.misses.classify``; ``engine`` and ``block_size`` (tokens) of the lookup.
 
     Args:
@@ -306,14 +323,24 @@ def missed_for_capacity(classified: pl.DataFrame, asked: pl.DataFrame) -> pl.Dat
     """
     return (
         classified.lazy()
-        .filter(pl.col("reason") == "capacity")
+        .filter(pl.col("reason").is_in([_FOR_ROOM, *ON_PURPOSE]))
         .select(
-            *("lookup", "timestamp_sec", "index", "key", "stretch"),
+            *("lookup", "timestamp_sec", "index", "key", "stretch", "reason"),
             *("evicted_sec", "eviction", "evicting_request"),
         )
         .join(asked.lazy().select("lookup", "engine", "block_size"), on="lookup")
         .collect()
     )
+
+
+_FOR_ROOM = "capacity"
+
+
+def for_room(missed: pl.DataFrame) -> pl.DataFrame:
+    """Of what ``missed_since_evicted`` returns, the blocks whose room was needed."""
+    is_for_room = missed["reason"] == _FOR_ROOM
+    # Usually all are, and then millions of rows need no copy.
+    return missed if is_for_room.all() else missed.filter(is_for_room)
 
 
 def _first_missed(missed: pl.DataFrame) -> pl.DataFrame:

@@ -22,11 +22,12 @@ from analysis.stats.spread import Spread, spread
 @dataclass(frozen=True)
 class Ages:
     """Ages in seconds: ``at_hit`` of every block that a lookup found, ``at_eviction`` of every
-    evicted block. Their bins have the same bounds.
+    block evicted because its room was needed. Their bins have the same bounds.
 
     ``reuses``: blocks that a request asked for and an earlier one had used, found or not.
     ``later``: those of them that were older than the median age at eviction; ``later_share``: as a
-    share, from 0 to 1. Both are None where nothing was evicted.
+    share, from 0 to 1. Both are None where nothing was evicted for
+    room.
     """
 
     at_hit: Spread

@@ -3,7 +3,7 @@
 
 ``analysis.prefix.misses`` names the eviction for each block that a lookup missed because of one,
 and the eviction names the request that needed the room: its *evictor*. So every recomputed token
-has one evictor.
+has one evictor. What resets and evictions on request lost is no request's doing, and not here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class Evictor:
     eviction (median over the blocks). ``evicted_blocks``: all that it evicted;
     ``regretted_blocks``: those whose content was asked for again. ``input_tokens``: the length of
     its prompt. ``one_off``: whether no later request asked for a block that it computed. The last
-    two are None where it had not ended. ``request_id`` is None for evictions by a reset or at an
-    explicit wish.
+    two are None where it had not ended. ``request_id`` is None where the session does not name it.
     """
 
     request_id: str | None
@@ -85,7 +84,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Blame:
-    """``recomputed_tokens``: all tokens that were computed again because of evictions.
+    """``recomputed_tokens``: all tokens that were computed again because of evictions for room.
 
     ``evictors``: how many requests evicted these; ``worst``: the costliest of them, the worst
     first. ``sweepers``: the one-off ones among them. ``contents``: the contents that cost most.
@@ -108,7 +107,7 @@ def measure(
     """Who evicted what was needed, and what that cost.
 
     Args:
-        missed: what ``analysis.pool.evictions.missed_for_capacity`` returns.
+        missed: what ``analysis.pool.evictions.for_room`` returns.
         prompts: of the session.
         uses: what ``analysis.prefix.reuse.uses`` returns.
         asked_again: what ``analysis.prefix.reuse.asked_again`` returns.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
+from analysis.pool.evictions import ON_PURPOSE
 from analysis.pool.usable import block_size_of
 from analysis.pool.usage import Usage
 from analysis.prefix.prompts import ENGINES, Prompts
@@ -36,7 +37,8 @@ SHOWN = 5
 """How many of the costliest requests are named."""
 
 _NEVER_CACHED = ("compulsory", "last token", "unknown")
-"""Reasons of blocks that no cache of this engine could have found, whatever its size."""
+"""Reasons of blocks that no cache of this engine could have found, whatever its size. The losses
+``ON_PURPOSE`` are others, with all that follows them in their prompt."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,10 @@ class MissReasons:
     ``held_back_by``: blocks by the KV cache group that lacked them, as far as evictions show it.
     ``unknown_requests``: requests that had not ended, so that their contents are not known; all
     their missed blocks are ``unknown``. ``partial_tokens``: tokens in last blocks that are not
-    full. ``recomputed_tokens``: tokens computed again because of evictions; ``recomputed_share``:
-    of all prompt tokens that had to be computed, from 0 to 1. ``ceiling``: the highest hit rate of
-    tokens that these requests could have reached on these engines, with pools that never evict.
+    full. ``recomputed_tokens``: tokens computed again because of evictions for room;
+    ``recomputed_share``: of all prompt tokens that had to be computed, from 0 to 1. ``ceiling``:
+    the highest hit rate of tokens that these requests could have reached on these engines, with
+    pools that never evict for room, and with the same resets and evictions on request.
     ``short``: what it would have taken. ``costliest``: the requests that computed most again.
     """
 
@@ -204,6 +207,7 @@ def measure(
     )
     recomputed = int(lost["block_size"].sum())
     beyond = sum(reasons[name].tokens for name in _NEVER_CACHED if name in reasons) + partial
+    beyond += _lost_on_purpose(blocks, known)
     held_back = blocks.filter(pl.col("reason") == "held back").drop_nulls("lacking_group")
     return MissReasons(
         requests=asked.height,
@@ -254,10 +258,24 @@ def _by_reason(known: pl.DataFrame, blocks: pl.DataFrame, unknown_tokens: int) -
     return {**found, "unknown": Missed(0, unknown_tokens, 0)} if unknown_tokens else found
 
 
+def _lost_on_purpose(blocks: pl.DataFrame, known: pl.DataFrame) -> int:
+    """The tokens of blocks lost on purpose, and of those behind them in their prompts."""
+    lost = blocks.filter(pl.col("reason").is_in(ON_PURPOSE))
+    if lost.is_empty():
+        return 0
+    return int(
+        blocks.filter(~pl.col("reason").is_in(_NEVER_CACHED))
+        .join(lost.group_by("lookup").agg(first=pl.col("index").min()), on="lookup")
+        .filter(pl.col("index") >= pl.col("first"))
+        .join(known.select("lookup", "block_size"), on="lookup")["block_size"]
+        .sum()
+    )
+
+
 def with_shortfall(
     blocks: pl.DataFrame, handed_out: pl.DataFrame, useful: Mapping[int, int] | None = None
 ) -> pl.DataFrame:
-    """The missed blocks that had been evicted, by ``lookup`` and ``index``.
+    """The missed blocks that had been evicted for room, by ``lookup`` and ``index``.
 
     Columns: ``lookup``, ``index``, ``timestamp_sec`` (of the lookup), ``evicted_sec``,
     ``evicting_request``, ``engine``; ``since`` (blocks allocated from the eviction to the lookup),

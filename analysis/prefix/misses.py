@@ -12,7 +12,11 @@ known of its content when the request was looked up:
 ``not yet cached``
     A running request with the same prefix had not computed it yet.
 ``capacity``
-    It had been cached, and its last copy had been evicted.
+    It had been cached, and its last copy had been evicted because its room was needed.
+``reset``
+    It had been cached, and its last copy went when the prefix cache was dropped as a whole.
+``explicit``
+    It had been cached, and its last copy had been evicted on request.
 ``held back``
     It was cached, and another KV cache group lacked it.
 ``behind``
@@ -36,11 +40,14 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from analysis.pool.evictions import ON_PURPOSE
 from analysis.prefix.prompts import ENGINES, KEY, Prompts
 
 REASONS = (
     "compulsory",
     "capacity",
+    "reset",
+    "explicit",
     "not yet cached",
     "held back",
     "behind",
@@ -51,8 +58,11 @@ REASONS = (
 )
 REASON = pl.Enum(REASONS)
 
+_LOSS = pl.Enum(ON_PURPOSE)
+
 EVICTION_COLUMNS = (
     "timestamp_sec",
+    "reason",
     "content_id",
     "copies_left",
     "evicting_request",
@@ -85,6 +95,7 @@ class LossTally:
                 "eviction",
                 key=KEY,
                 evicted_sec="timestamp_sec",
+                on_purpose=pl.col("reason").cast(_LOSS, strict=False),
                 evicting_request=pl.col("evicting_request").cast(pl.Categorical),
                 group=pl.col("group").fill_null(0).cast(pl.Int32),
             )
@@ -96,14 +107,16 @@ class LossTally:
         """A row for each of these evictions, in the table's order. The tally is empty afterwards.
 
         Columns: ``eviction`` (the row's number in the table, from 0), ``key`` (of the content),
-        ``evicted_sec`` (seconds since the session began), ``evicting_request`` (null where no
-        request did it), ``group``.
+        ``evicted_sec`` (seconds since the session began), ``on_purpose`` (which of ``ON_PURPOSE``
+        it was; null where the room was needed), ``evicting_request`` (null where no request did
+        it), ``group``.
         """
         empty = pl.DataFrame(
             schema={
                 "eviction": pl.UInt32,
                 "key": pl.Int64,
                 "evicted_sec": pl.Float64,
+                "on_purpose": _LOSS,
                 "evicting_request": pl.Categorical,
                 "group": pl.Int32,
             }
@@ -237,10 +250,10 @@ def classify(
     """The missed blocks with their ``reason``.
 
     The columns of ``blocks``, and more by reason; they are null for the other reasons. For
-    ``capacity``: ``evicted_sec``, ``eviction`` (row number) and ``evicting_request`` of the
-    eviction that lost the content. For ``not yet cached``: ``computing``, the number of the
-    request that was computing it. For ``other rank``: ``rank``, the lowest that had it. For
-    ``held back``: ``lacking_group``, where an eviction shows it.
+    ``capacity``, ``reset`` and ``explicit``: ``evicted_sec``, ``eviction`` (row number) and
+    ``evicting_request`` of the eviction that lost the content. For ``not yet cached``:
+    ``computing``, the number of the request that was computing it. For ``other rank``: ``rank``,
+    the lowest that had it. For ``held back``: ``lacking_group``, where an eviction shows it.
 
     Args:
         blocks: what ``missed_blocks`` returns.
@@ -260,7 +273,7 @@ def classify(
         .when(pl.col("computing").is_not_null())
         .then(_said("not yet cached"))
         .when(pl.col("evicted_sec").is_not_null())
-        .then(_said("capacity"))
+        .then(pl.col("on_purpose").cast(pl.String).fill_null("capacity").cast(REASON))
         .when(pl.col("made_sec").is_not_null())
         .then(cached)
         .when(pl.col("rank").is_not_null())
@@ -296,7 +309,9 @@ def _of_group(evicted: pl.DataFrame, group: int) -> pl.DataFrame:
 
 def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:
     """The blocks with the eviction of their content since it was last computed, if there is one."""
-    lost = evicted.select("key", "evicted_sec", "eviction", "evicting_request").sort("evicted_sec")
+    lost = evicted.select("key", "evicted_sec", "eviction", "on_purpose", "evicting_request").sort(
+        "evicted_sec"
+    )
     since = pl.col("made_sec").is_null() | (pl.col("evicted_sec") >= pl.col("made_sec"))
     return (
         blocks.sort("timestamp_sec")
@@ -311,7 +326,7 @@ def _with_loss(blocks: pl.DataFrame, evicted: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(
             pl.when(since).then(pl.col(name)).alias(name)
-            for name in ("evicted_sec", "eviction", "evicting_request")
+            for name in ("evicted_sec", "eviction", "on_purpose", "evicting_request")
         )
     )
 

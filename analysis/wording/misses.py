@@ -6,6 +6,8 @@ from __future__ import annotations
 MEANINGS = {
     "compulsory": "new content",
     "capacity": "evicted before",
+    "reset": "lost to a reset",
+    "explicit": "evicted on request",
     "not yet cached": "being computed",
     "held back": "another group lacked it",
     "behind": "behind a missing one",
@@ -14,3 +16,6 @@ MEANINGS = {
     "speculation": "dropped for drafting",
     "unknown": "request not ended",
 }
+
+LOST = {"reset": "Lost to resets", "explicit": "Evicted on request"}
+"""Contents that were asked for again, by the reason of their loss."""

@@ -78,14 +78,16 @@ def test_an_evictor_that_has_not_ended_is_not_judged(session: SessionBuilder) ->
     assert blame.sweepers.requests == 0
 
 
-def test_a_reset_has_no_name(session: SessionBuilder) -> None:
+@pytest.mark.parametrize("reason", ["reset", "explicit"])
+def test_what_was_lost_on_purpose_has_no_evictor(session: SessionBuilder, reason: str) -> None:
     swept(session)
     path = session.folder / "kv_cache_evictions.csv"
-    text_of = path.read_text().replace("reallocated", "reset").replace(",S,", ",,")
+    text_of = path.read_text().replace("reallocated", reason).replace(",S,", ",,")
     path.write_text(text_of)
-    blame = summary_of(session).blame
-    assert blame.evictors == 0
-    assert [(worst.request_id, worst.evicted_blocks) for worst in blame.worst] == [(None, 3)]
+    summary = summary_of(session)
+    assert (summary.blame.evictors, summary.blame.worst) == (0, ())
+    (lost,) = summary.evictions.on_purpose.items()
+    assert (lost[0], lost[1].blocks, lost[1].recomputed_tokens) == (reason, 2, 32)
 
 
 def test_it_is_said_in_words(session: SessionBuilder) -> None:

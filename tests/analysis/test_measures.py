@@ -143,6 +143,17 @@ def leaking(session: SessionBuilder) -> None:
     session.requests({"request_id": "r", "timestamp": 1000, "finish_sec": 3})
 
 
+def swept_on_purpose(reason: str) -> Callable[[SessionBuilder], None]:
+    """What a request evicted in ``swept`` is lost for this reason."""
+
+    def story(session: SessionBuilder) -> None:
+        swept(session)
+        path = session.folder / "kv_cache_evictions.csv"
+        path.write_text(path.read_text().replace("reallocated", reason).replace(",S,", ",,"))
+
+    return story
+
+
 def on_a_gpu(session: SessionBuilder) -> None:
     """In ``mixed`` 18 of 20 executions and 88 of 128 tokens are in graphs, 16 of 104 padding."""
     mixed(session)
@@ -161,6 +172,8 @@ STORIES = {
         "recomputed_share": 32 / (300 - 112),
         "evictions_regretted": 2,
     },
+    swept_on_purpose("reset"): {"reset_tokens": 32, "recomputed_tokens": 0},
+    swept_on_purpose("explicit"): {"explicit_tokens": 32, "evictions_regretted": 0},
     victim_of_another: {
         "preemption_tokens": 47,
         "preemption_tax": 47 / 235,

@@ -63,7 +63,7 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from section("Shared prefixes", families.lines(summary.families))
     yield from section("Reuse and working set", sharing.lines(summary.sharing))
     yield from section("Evictions", evictions.lines(summary))
-    yield from section("Who evicted what was needed", blame.lines(summary.blame))
+    yield from section("Who evicted what was needed", blame.lines(summary.blame, summary.evictions))
     yield from section("Requests", requests.lines(summary))
     yield from section("Scheduling", scheduling.lines(summary.scheduling))
     yield from section(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.renderers.html.chart import Bars, Chart, Segment, Table, bar_label
+from analysis.renderers.html.charts.evictions import lost
 from analysis.renderers.html.report import Report
 from analysis.wording.formats import seconds, share
 from analysis.wording.printable import abridged
@@ -25,8 +26,9 @@ def _evictors(report: Report) -> Chart:
     blame = report.summary.blame
     worst = [evictor for evictor in blame.worst if evictor.recomputed_tokens]
     if not worst:
-        return Chart("evictors", heading, look, "No evicted content had to be computed again.")
-    names = [evictor.request_id or "reset or explicit" for evictor in worst]
+        none = "Nothing that was evicted for room had to be computed again."
+        return Chart("evictors", heading, look, f"{none}{lost(report)}")
+    names = [evictor.request_id or "not known" for evictor in worst]
     labels = [bar_label(evicted_for) for evicted_for in names]
     costs = [evictor.recomputed_tokens for evictor in worst]
     texts = [f"{cost:,}" for cost in costs]
@@ -42,7 +44,8 @@ def _evictors(report: Report) -> Chart:
         heading,
         look,
         f"{blame.recomputed_tokens:,} tokens were computed again because {blame.evictors:,} "
-        f"requests had evicted them; drawn are the {len(worst):,} that cost most.{swept}",
+        f"requests had evicted them; drawn are the {len(worst):,} that cost most.{swept}"
+        f"{lost(report)}",
         Bars(
             labels, texts, [Segment("tokens", costs, "regret")], "tokens that others computed again"
         ),

@@ -18,6 +18,7 @@ from analysis.renderers.html.chart import (
 from analysis.renderers.html.histograms import age_axis, histogram, spread_table
 from analysis.renderers.html.report import Report
 from analysis.wording.formats import seconds, share
+from analysis.wording.misses import LOST
 
 NOTHING = "No cached block was evicted."
 
@@ -90,7 +91,7 @@ def _ages(report: Report) -> Chart:
     lived = report.summary.lifetimes
     spreads = (("Lifetime", lived.lifetime), ("Idle before eviction", lived.idle))
     if not lived.lifetime.count:
-        return Chart("ages", heading, look, NOTHING)
+        return Chart("ages", heading, look, "No cached block was evicted for its room.")
     styles = (("held", "solid"), ("cached", "dash"))
     return Chart(
         "ages",
@@ -112,6 +113,15 @@ def _ages(report: Report) -> Chart:
     )
 
 
+def lost(report: Report) -> str:
+    """What was asked for again and lost on purpose, a sentence each; empty where nothing was."""
+    return "".join(
+        f" {LOST[reason]}: {part.blocks:,} blocks that were asked for again, and "
+        f"{part.recomputed_tokens:,} tokens that were computed again."
+        for reason, part in report.summary.evictions.on_purpose.items()
+    )
+
+
 def _regret(report: Report) -> Chart:
     evictions = report.summary.evictions
     rate, regretted = evictions.rate, evictions.regretted
@@ -120,7 +130,7 @@ def _regret(report: Report) -> Chart:
     parts = (
         ("asked for again", [interval.regretted for interval in rate.intervals], "regret"),
         (
-            "not asked for again",
+            "others",
             [interval.blocks - interval.regretted for interval in rate.intervals],
             "free",
         ),
@@ -137,8 +147,9 @@ def _regret(report: Report) -> Chart:
         "Content that is asked for again after its eviction has to be computed again; the rest "
         "was in nobody's way.",
         f"{regretted.blocks:,} of {evictions.total.blocks:,} evicted blocks "
-        f"({share(regretted.share)}) were asked for again{again}. {evictions.total.copies_left:,} "
-        "were copies of content that another block still held.",
+        f"({share(regretted.share)}) had been evicted for room and were asked for again{again}. "
+        f"{evictions.total.copies_left:,} were copies of content that another block still held."
+        f"{lost(report)}",
         {
             "data": [
                 {

@@ -28,9 +28,9 @@ def charts(report: Report) -> Iterator[Chart]:
     }
     words = (
         f"Of {missed.query_tokens:,} prompt tokens {missed.hit_tokens:,} were found. "
-        f"{missed.recomputed_tokens:,} were computed again because they had been evicted, "
-        f"{share(missed.recomputed_share)} of all that were computed. Had nothing been evicted, at "
-        f"most {share(missed.ceiling)} would have been found."
+        f"{missed.recomputed_tokens:,} were computed again because they had been evicted for their "
+        f"room, {share(missed.recomputed_share)} of all that were computed. A pool of any size "
+        f"would have found at most {share(missed.ceiling)}."
     )
     yield Chart(
         "misses",

@@ -5,18 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analysis.pool.evictions import Evictions
 from analysis.prefix.blame import Blame, Content, Evictor, Sweepers
 from analysis.renderers.text.layout import Line, note, row, table
 from analysis.wording.formats import counted, seconds, share
+from analysis.wording.misses import LOST
 from analysis.wording.printable import shortened
 
 SHOWN = 5
 
 
-def lines(blame: Blame) -> Iterator[Line]:
+def lines(blame: Blame, evictions: Evictions) -> Iterator[Line]:
     """The section; empty where nothing was computed again because of an eviction."""
-    if not blame.recomputed_tokens:
-        return
+    if blame.recomputed_tokens:
+        yield from _evictors(blame)
+    for reason, lost in evictions.on_purpose.items():
+        tokens = f"{lost.recomputed_tokens:,} tokens"
+        yield from row(LOST[reason], tokens, "computed again; no request needed their room")
+
+
+def _evictors(blame: Blame) -> Iterator[Line]:
     tokens = f"{blame.recomputed_tokens:,} tokens"
     yield from row("Recomputed", tokens, f"evicted for {counted(blame.evictors, 'request')}")
     heads = ("", "evicted", "asked again", "tokens", "requests", "after")
@@ -34,7 +42,7 @@ def lines(blame: Blame) -> Iterator[Line]:
 
 def _evictor(evictor: Evictor) -> tuple[str, ...]:
     return (
-        shortened(evictor.request_id or "reset or explicit", 22),
+        shortened(evictor.request_id or "not known", 22),
         f"{evictor.evicted_blocks:,}",
         f"{evictor.regretted_blocks:,}",
         f"{evictor.recomputed_tokens:,}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.pool.evictions import Evicted, Evictions, Reused
+from analysis.pool.evictions import Evicted, Evictions, Regret, Reused
 from analysis.pool.kv_groups import Contents
 from analysis.pool.lifetimes import Lifetimes
 from analysis.prefix.ages import Ages
@@ -13,6 +13,7 @@ from analysis.renderers.text.layout import Line, note, row, table
 from analysis.stats.spread import Spread
 from analysis.summary import Summary
 from analysis.wording.formats import counted, seconds, share
+from analysis.wording.misses import LOST
 
 
 def lines(summary: Summary) -> Iterator[Line]:
@@ -22,7 +23,8 @@ def lines(summary: Summary) -> Iterator[Line]:
     else:
         yield from _counted(evictions)
         yield ()
-        yield from _lifetimes(summary.lifetimes)
+        if summary.lifetimes.lifetime.count:
+            yield from _lifetimes(summary.lifetimes)
         yield from _loss(evictions)
         yield from _ages(summary.ages)
     if summary.groups:
@@ -76,18 +78,23 @@ def _loss(evictions: Evictions) -> Iterator[Line]:
         most = f"most {rate.peak_per_sec:,} in the second from {rate.peak_sec:,.0f} s on"
         yield from row("Rate", f"{rate.mean_per_sec:,.1f} blocks a second", most)
     if regretted.blocks:
-        again = (
-            f"asked for again by {counted(regretted.requests, 'request')}, half of them within "
-            f"{seconds(regretted.after.p50_sec)}; {regretted.recomputed_tokens:,} tokens were "
-            "computed again"
-        )
-        yield from row("Regretted", f"{regretted.blocks:,} ({share(regretted.share)})", again)
+        yield from _again("Regretted", regretted)
+    for reason, lost in evictions.on_purpose.items():
+        yield from _again(LOST[reason], lost)
     yield from row("Harmless", f"{evictions.harmless:,}", "that nobody asked for again")
     dead = evictions.total.never_reused
     if dead:
         yield from row("Dead on arrival", counted(dead, "block"), _dead(evictions))
     counts = ", ".join(map(_reused, evictions.reuse_counts))
     yield from row("Times reused", counts)
+
+
+def _again(label: str, lost: Regret) -> Iterator[Line]:
+    again = (
+        f"asked for again by {counted(lost.requests, 'request')}, half of them within "
+        f"{seconds(lost.after.p50_sec)}; {lost.recomputed_tokens:,} tokens were computed again"
+    )
+    yield from row(label, f"{lost.blocks:,} ({share(lost.share)})", again)
 
 
 def _dead(evictions: Evictions) -> str:

@@ -9,7 +9,7 @@ from analysis.prefix.miss_summary import Costly, MissReasons, Short
 from analysis.renderers.text.layout import Line, note, row, table
 from analysis.tables.facts import Facts
 from analysis.wording.formats import byte_size, counted, seconds, share
-from analysis.wording.misses import MEANINGS
+from analysis.wording.misses import LOST, MEANINGS
 from analysis.wording.printable import abridged
 
 
@@ -39,8 +39,11 @@ def lines(missed: MissReasons, facts: Facts) -> Iterator[Line]:
         yield from row("Held back by", groups)
     if missed.recomputed_tokens:
         yield from _evicted(missed, facts)
+    kept = "new content"
+    if any(reason in missed.by_reason for reason in LOST):
+        kept += ", and what resets and evictions on request had lost"
     yield from row(
-        "Ceiling", share(missed.ceiling), "of tokens, if nothing had been missed but new content"
+        "Ceiling", share(missed.ceiling), f"of tokens, if nothing had been missed but {kept}"
     )
 
 

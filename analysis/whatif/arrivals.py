@@ -16,6 +16,7 @@ import numpy as np
 from analysis.tables.schema import TABLES
 from analysis.tables.session import Session
 from analysis.whatif.clock import StepTime
+from analysis.whatif.drops import HALF_TICK_SEC
 from analysis.whatif.ids import Ints
 from analysis.whatif.workload import Floats, Workload
 
@@ -24,8 +25,6 @@ TABLE = TABLES["scheduler_steps"]
 LATE = 1.5
 """A request came to an idle engine if the engine had nothing else left, and took it over after this
 many times the expected time of its last step."""
-
-HALF_TICK_SEC = 0.5e-6
 
 _COLUMNS = (
     "timestamp_sec",
@@ -59,12 +58,38 @@ def estimated(session: Session, workload: Workload, step_time: StepTime) -> Work
         takes = step_time.seconds(prefill, decode, reqs)
         parts.append(np.column_stack([when, takes, running + waiting, finished, engine]))
     steps = np.concatenate(parts)
-    arrivals = workload.arrival_sec.copy()
+    arrivals, dropped = workload.arrival_sec.copy(), workload.drops.at_sec.copy()
     for rank in workload.engines:
         chosen = np.flatnonzero(workload.engine == rank)
         arrivals[chosen] = _estimated(arrivals[chosen], steps[steps[:, 4] == rank])
-    found = replace(workload, arrival_sec=arrivals)
+        own = workload.drops.engine == rank
+        busy, idle = own & ~workload.drops.at_rest, own & workload.drops.at_rest
+        dropped[busy] = _middles(dropped[busy], steps[steps[:, 4] == rank, 0])
+        dropped[idle] = _before_what_follows(
+            dropped[idle], arrivals[chosen], workload.admitted_sec[chosen]
+        )
+    found = replace(workload, arrival_sec=arrivals, drops=replace(workload.drops, at_sec=dropped))
     return found.take(np.argsort(arrivals, kind="stable"))
+
+
+def _before_what_follows(seen: Floats, arrivals: Floats, admitted: Floats) -> Floats:
+    """No later than the arrivals of all requests that were admitted after these moments: they may
+    have come before, and waited."""
+    known = np.isfinite(admitted)
+    order = np.argsort(admitted[known], kind="stable")
+    # From the end: the first arrival of this request, or of one that was admitted later.
+    first = np.minimum.accumulate(arrivals[known][order][::-1])[::-1]
+    after = np.searchsorted(admitted[known][order], seen - HALF_TICK_SEC)
+    return np.asarray(np.minimum(seen, np.append(first, np.inf)[after]), np.float64)
+
+
+def _middles(seen: Floats, when: Floats) -> Floats:
+    """Between these moments and the steps before them, as the arrivals during a step are: so what
+    was dropped during a step keeps its place among them."""
+    before = np.searchsorted(when, seen - HALF_TICK_SEC) - 1
+    if not len(when):
+        return seen
+    return np.where(before >= 0, (when[np.maximum(before, 0)] + seen) / 2, seen)
 
 
 def _estimated(seen: Floats, steps: Floats) -> Floats:

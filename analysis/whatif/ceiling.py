@@ -17,6 +17,8 @@ of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from analysis.whatif.curve import Ceiling
@@ -39,7 +41,7 @@ def measure(engines: list[References]) -> Ceiling:
         within += int((found & own).sum()) * references.block_size
         across += int((found & ~own).sum()) * references.block_size
         conversations += len(np.unique(belongs[references.counts]))
-        distinct += references.blocks
+        distinct += references.contents
     hits = within + across
     return Ceiling(
         requests=requests,
@@ -51,6 +53,12 @@ def measure(engines: list[References]) -> Ceiling:
         conversations=conversations,
         distinct_blocks=distinct,
     )
+
+
+def with_dropped(most: Ceiling, kept: list[References]) -> Ceiling:
+    """The ceiling, with what is lost on purpose. ``kept``: the same workloads if nothing was."""
+    free = measure(kept)
+    return replace(most, dropped_tokens=most.new_tokens - free.new_tokens)
 
 
 def _seen(references: References, first: Ints) -> Bools:

@@ -295,6 +295,13 @@ def doubts(
 ) -> Iterator[str]:
     """A line for each block size for which the recorded contents are not known well enough."""
     size = workload.block_size
+    others = {one.block_size for one in tried if one.block_size != size}
+    if others and not workload.drops.is_reset.all():
+        shown = ", ".join(f"{other:,}" for other in sorted(others))
+        yield (
+            f"block size {shown}: evictions on request are left out, as they are known by blocks "
+            f"of {size:,} tokens"
+        )
     for other in sorted({one.block_size for one in tried if one.block_size % size}):
         by_prefixes = prefixes is not None and size % UNIT == 0 and other % UNIT == 0
         beyond = f" beyond their first {LONGEST:,} tokens" if by_prefixes else ""

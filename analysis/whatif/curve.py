@@ -15,19 +15,21 @@ LRU = "lru"
 BELADY = "belady"
 """The bound for all rules."""
 
-Holds = Literal["capacity", "policy", "workload"]
+Holds = Literal["capacity", "policy", "resets", "workload"]
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a pool that never evicts would find, over all engines.
+    """What a pool that never evicts for room would find, over all engines, with the same resets and
+    evictions on request.
 
     ``query_tokens``: prompt tokens. An earlier request had computed ``within_tokens`` of them in
     the same conversation and ``across_tokens`` in another one. ``new_tokens`` are the others: no
     request had computed them, or they lie in a block that is not full, or in the one that vLLM
     always computes. ``hit_rate``: the share of the first two, from 0 to 1, None without a request.
     ``conversations``: how many there are, single requests included. ``distinct_blocks``: different
-    contents, of prompts and answers.
+    contents, of prompts and answers. ``dropped_tokens``: of the new ones, those that such a pool
+    would have found without resets and evictions on request.
     """
 
     requests: int
@@ -38,6 +40,7 @@ class Ceiling:
     hit_rate: float | None
     conversations: int
     distinct_blocks: int
+    dropped_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ class Verdict:
     """What limits the hit rate of a pool.
 
     ``by``: ``capacity`` (the best choice of blocks to evict would still lose most of what is
-    lost), ``policy`` (a better choice would keep most of it) or ``workload`` (nothing is lost: all
-    else is new). ``lost_to_capacity`` and ``lost_to_policy``: shares of the prompt tokens, from 0
+    lost), ``policy`` (a better choice would keep most of it), ``resets`` (more is lost to resets
+    and evictions on request than to both of these) or ``workload`` (nothing is lost: all else is
+    new). ``lost_to_capacity`` and ``lost_to_policy``: shares of the prompt tokens, from 0
     to 1: the ceiling less Belady's bound, and that bound less vLLM's rule. Belady's bound knows the
     future. ``best_policy``: of the other rules that were asked for, the one that finds most;
     ``best_hit_rate``: what it finds.

@@ -11,6 +11,7 @@ prompt is being computed: the exact engine simulates these.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,7 @@ from analysis.errors import SessionError
 from analysis.tables.facts import FULL_ATTENTION, Facts
 from analysis.whatif import belady, ceiling, fifo, lru, policies, pools, references
 from analysis.whatif.curve import BELADY, LRU, Ceiling, Curve, Holds, Point, Verdict
+from analysis.whatif.drops import Drops
 from analysis.whatif.ids import Ints
 from analysis.whatif.lru import Distances
 from analysis.whatif.outcome import Outcome
@@ -84,6 +86,11 @@ def curve(
     engines = [references.of_workload(workload.of_engine(rank)) for rank in workload.engines]
     stacks = [lru.distances(each) for each in engines]
     most = ceiling.measure(engines)
+    if len(workload.drops):
+        kept = replace(workload, drops=Drops())
+        most = ceiling.with_dropped(
+            most, [references.of_workload(kept.of_engine(rank)) for rank in workload.engines]
+        )
     enough_blocks = max((stack.enough() for stack in stacks), default=0)
     measured = workload.measured
     if sizes is None and measured is not None:
@@ -159,25 +166,34 @@ def _outcome(
 
 
 def _evictions(each: References, found: Ints, size: int) -> int:
-    """Evictions after the warm-up: once the pool is full, one for each content that comes in."""
-    came = np.cumsum(each.chains.lengths - found)
-    began = int(came[~each.counts].max(initial=0))
-    return int(max(0, came[-1] - size) - max(0, began - size)) if len(came) else 0
+    """Evictions after the warm-up: once the pool is full, one for each content that comes in. A
+    reset leaves an empty pool, and is none."""
+    is_warm_up, evictions = ~(each.counts | each.again), 0
+    for epoch in np.unique(each.epoch):
+        own = each.epoch == epoch
+        came = np.cumsum((each.chains.lengths - found)[own])
+        began = int(came[is_warm_up[own]].max(initial=0))
+        evictions += int(max(0, came[-1] - size) - max(0, began - size))
+    return evictions
 
 
 def _point(pool: Pool, outcomes: Sequence[Outcome], most: Ceiling) -> Point:
     rates = {
         outcome.policy: outcome.hit_rate for outcome in outcomes if outcome.hit_rate is not None
     }
-    return Point(pool, tuple(outcomes), _verdict(rates, most.hit_rate))
+    return Point(pool, tuple(outcomes), _verdict(rates, most))
 
 
-def _verdict(rates: Mapping[str, float], most: float | None) -> Verdict | None:
+def _verdict(rates: Mapping[str, float], ceiling: Ceiling) -> Verdict | None:
+    most = ceiling.hit_rate
     if most is None or LRU not in rates or BELADY not in rates:
         return None
     to_capacity, to_policy = most - rates[BELADY], rates[BELADY] - rates[LRU]
     by: Holds = "capacity" if to_capacity >= to_policy else "policy"
-    if to_capacity + to_policy < NOTHING_LOST:
+    dropped = ceiling.dropped_tokens / ceiling.query_tokens
+    if dropped >= max(NOTHING_LOST, to_capacity + to_policy):
+        by = "resets"
+    elif to_capacity + to_policy < NOTHING_LOST:
         by = "workload"
     # The first one of equals, as vLLM's rule comes first.
     best = max((policy for policy in rates if policy != BELADY), key=lambda name: rates[name])

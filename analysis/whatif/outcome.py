@@ -43,7 +43,7 @@ class Outcome:
 
     ``requests``: admitted requests that count, each once; of several simulated configurations,
     those that each of them served. ``query_tokens``: tokens of their prompts; ``hit_tokens``: those
-    found in the cache. ``evictions``: cached blocks that lost their content. ``failed_requests``:
+    found in the cache. ``evictions``: cached blocks whose room was needed. ``failed_requests``:
     requests that need more blocks than the pool has.
 
     These are None where the engine does not know them. ``preemptions``; ``recomputed_tokens``:

@@ -35,13 +35,21 @@ class Cache(Protocol):
 def found(references: References, sizes: Sequence[int], rule: type[Cache]) -> list[Ints]:
     """For each size of a pool in blocks, an array of the blocks that each request finds."""
     chains = [chain.tolist() for chain in references.chains]
-    return [np.minimum(_found(chains, rule(size)), references.readable) for size in sizes]
+    epochs = references.epoch.tolist()
+    return [np.minimum(_found(chains, epochs, rule, size), references.readable) for size in sizes]
 
 
-def _found(chains: Sequence[Sequence[int]], cache: Cache) -> Ints:
+def _found(
+    chains: Sequence[Sequence[int]], epochs: Sequence[int], rule: type[Cache], size: int
+) -> Ints:
     answers = []
+    cache, now = rule(size), 0
     use = cache.use
-    for chain in chains:
+    for chain, epoch in zip(chains, epochs, strict=True):
+        if epoch != now:
+            # A reset leaves an empty pool.
+            cache, now = rule(size), epoch
+            use = cache.use
         depth = 0
         for block in chain:
             if block not in cache:

@@ -4,6 +4,11 @@
 The fast engine sees a workload like this. Requests come in the order of admission, and each does
 everything at once: it finds the blocks of its prompt up to the first that is not cached, and then
 holds its whole chain of blocks, those of its answer included. A *reference* is a block of a chain.
+
+From one reset of the cache to the next is an *epoch*. Nothing is found of an earlier epoch, so the
+same content is another block in each. A request that a reset preempts computes its blocks again: it
+stands there once more in the next epoch, without a lookup. A content that was evicted on request is
+another block from then on, and so is what follows it in a chain: no lookup gets past it.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.whatif.drops import HALF_TICK_SEC, Drops
 from analysis.whatif.ids import Ids, Ints
-from analysis.whatif.workload import Bools, Workload
+from analysis.whatif.workload import Bools, Floats, Workload
 
 
 @dataclass(frozen=True)
@@ -22,10 +28,13 @@ class References:
     """An entry for each request, in the order of admission.
 
     ``chains``: its blocks, first to last, as numbers below ``blocks``; a number stands for a
-    content with everything before it. ``readable``: how many of them a lookup can find: never the
+    content with everything before it, in one epoch. ``contents``: how many different contents
+    they have, whatever the epoch. ``readable``: how many of them a lookup can find: never the
     block with the prompt's last token, which vLLM always computes. ``needs``: blocks that it holds
     at its end. ``freed``: its rank in the order in which requests free their blocks. ``counts``: it
-    is not part of the warm-up. ``block_size`` and ``input_tokens``: in tokens.
+    is not part of the warm-up. ``epoch``: in which it is. ``again``: it was preempted by a reset,
+    and is there once more; such a row does not count. ``block_size`` and ``input_tokens``: in
+    tokens.
     """
 
     chains: Ids
@@ -36,6 +45,9 @@ class References:
     counts: Bools
     block_size: int
     input_tokens: Ints
+    contents: int
+    epoch: Ints
+    again: Bools
 
     def __len__(self) -> int:
         return len(self.readable)
@@ -54,15 +66,47 @@ def of_workload(workload: Workload) -> References:
     ran, admitted = ran.take(order), admitted[order]
     # Where the ends are not known, each request ends before the next one begins.
     ended = np.maximum(np.where(np.isfinite(ran.finish_sec), ran.finish_sec, admitted), admitted)
+    resets = workload.drops.at_sec[workload.drops.is_reset]
+    parts = _by_epoch(admitted, ended, resets)
+    ran, admitted, ended = ran.take(parts.row), parts.begin_sec, parts.end_sec
     return of_chains(
         ran.chains(),
-        readable=np.maximum(ran.input_tokens - 1, 0) // ran.block_size,
+        begin_sec=admitted,
+        drops=workload.drops,
+        epoch=parts.epoch,
+        again=parts.again,
+        readable=np.where(parts.again, 0, np.maximum(ran.input_tokens - 1, 0) // ran.block_size),
         needs=-(-ran.computed_tokens // ran.block_size),
         freed=np.argsort(np.argsort(ended, kind="stable"), kind="stable"),
-        counts=ran.counts,
+        counts=ran.counts & ~parts.again,
         block_size=ran.block_size,
         input_tokens=ran.input_tokens,
     )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The parts that resets cut requests into, in the order in which they begin. ``row``: the
+    request."""
+
+    row: Ints
+    begin_sec: Floats
+    end_sec: Floats
+    epoch: Ints
+    again: Bools
+
+
+def _by_epoch(begin: Floats, end: Floats, resets: Floats) -> _Parts:
+    first = np.searchsorted(resets, begin + HALF_TICK_SEC)
+    cuts = np.maximum(np.searchsorted(resets, end - HALF_TICK_SEC) - first, 0)
+    row = np.repeat(np.arange(len(begin)), 1 + cuts)
+    part = np.arange(len(row)) - np.repeat(np.cumsum(1 + cuts) - 1 - cuts, 1 + cuts)
+    epoch = first[row] + part
+    times = np.append(resets, np.inf)
+    begin_sec = np.where(part > 0, times[np.maximum(epoch - 1, 0)], begin[row])
+    end_sec = np.where(part < cuts[row], times[epoch], end[row])
+    order = np.argsort(begin_sec, kind="stable")
+    return _Parts(row[order], begin_sec[order], end_sec[order], epoch[order], (part > 0)[order])
 
 
 def of_chains(
@@ -74,13 +118,23 @@ def of_chains(
     counts: Bools,
     block_size: int,
     input_tokens: Ints,
+    epoch: Ints | None = None,
+    again: Bools | None = None,
+    begin_sec: Floats | None = None,
+    drops: Drops | None = None,
 ) -> References:
     """References of chains with ids of any kind.
 
     The arguments have an entry for each request, and become the fields of the same name.
-    ``readable`` may be longer than the chain.
+    ``readable`` may be longer than the chain. ``begin_sec`` is when each request is looked up, and
+    ``drops`` what was dropped on purpose.
     """
-    numbers, blocks = _numbered(chains)
+    epochs = np.zeros(len(readable), np.int64) if epoch is None else epoch
+    numbers, contents = _numbered(chains)
+    blocks = contents
+    if begin_sec is not None and drops is not None and len(drops):
+        evicted = _evicted_before(chains, begin_sec, drops.take(~drops.is_reset))
+        numbers, blocks = _told_apart(numbers, epochs[chains.rows], evicted)
     return References(
         chains=Ids(numbers, chains.offsets),
         blocks=blocks,
@@ -90,7 +144,34 @@ def of_chains(
         counts=counts,
         block_size=block_size,
         input_tokens=input_tokens,
+        contents=contents,
+        epoch=epochs,
+        again=np.zeros(len(readable), np.bool_) if again is None else again,
     )
+
+
+def _evicted_before(chains: Ids, begin_sec: Floats, evicted: Drops) -> Ints:
+    """For each reference, how often it or a block before it had been evicted on request."""
+    asked = np.flatnonzero(np.isin(chains.values, evicted.content))
+    content = np.concatenate([evicted.content, chains.values[asked]])
+    at_sec = np.concatenate([evicted.at_sec, begin_sec[chains.rows[asked]]])
+    is_asked = np.arange(len(content)) >= len(evicted)
+    order = np.lexsort((is_asked, at_sec, content))
+    earlier = np.cumsum(~is_asked[order])
+    # Less those of all contents that sort before it.
+    earlier -= np.searchsorted(np.sort(evicted.content), content[order])
+    times = np.zeros(len(chains.values), np.int64)
+    times[asked[order[is_asked[order]] - len(evicted)]] = earlier[is_asked[order]]
+    total = np.concatenate([[0], np.cumsum(times)])
+    return np.asarray(total[1:] - total[chains.offsets[:-1]][chains.rows], np.int64)
+
+
+def _told_apart(numbers: Ints, *by: Ints) -> tuple[Ints, int]:
+    """Other numbers, the same where the numbers and all else are, and how many."""
+    for more in by:
+        together = numbers * (int(more.max(initial=0)) + 1) + more
+        numbers = np.unique(together, return_inverse=True)[1].ravel()
+    return numbers, int(numbers.max(initial=-1)) + 1
 
 
 def _numbered(chains: Ids) -> tuple[Ints, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from analysis.errors import SessionError
 from analysis.gpu import memory
 from analysis.gpu.memory import StartUp
+from analysis.pool.lifetimes import FOR_ROOM
 from analysis.stats import quantiles
 from analysis.tables import facts, lookups
 from analysis.tables.facts import Facts
 from analysis.tables.schema import TABLES
 from analysis.tables.session import Session, open_session
-from analysis.whatif import trace
+from analysis.whatif import drops, trace
 from analysis.whatif.clock import DEFAULT_SEC
+from analysis.whatif.drops import Drops
 from analysis.whatif.ids import Ids, Ints, offsets
 from analysis.whatif.outcome import Outcome
 from analysis.whatif.trace import TimeUnit
@@ -88,6 +90,8 @@ class Workload:
     ``first_token_sec`` and ``finish_sec``: NaN where not known. ``engine``: the
     data-parallel rank. ``tenant``: a number for the cache salt, -1 without. ``priority``: vLLM's.
     ``aborted``: the client went away. ``counts``: the request is not part of the warm-up.
+
+    ``drops``: what emptied the cache, or part of it, on purpose; none for a trace.
     """
 
     name: str
@@ -112,6 +116,7 @@ class Workload:
     waits_for: Ints
     delay_sec: Floats
     notes: tuple[str, ...] = ()
+    drops: Drops = field(default_factory=Drops)
 
     def __len__(self) -> int:
         return len(self.arrival_sec)
@@ -126,9 +131,9 @@ class Workload:
         number = np.full(len(self) + 1, -1)
         number[chosen] = np.arange(len(chosen))
         arrays = {
-            field.name: getattr(self, field.name)[chosen]
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), np.ndarray)
+            each.name: getattr(self, each.name)[chosen]
+            for each in fields(self)
+            if isinstance(getattr(self, each.name), np.ndarray)
         }
         return replace(
             self,
@@ -163,8 +168,9 @@ class Workload:
         return replace(self, counts=np.arange(len(self)) >= warm_up)
 
     def of_engine(self, engine: int) -> Workload:
-        """The requests of one data-parallel rank."""
-        return self.take(np.flatnonzero(self.engine == engine))
+        """The requests of one data-parallel rank, and what was dropped there."""
+        chosen = self.take(np.flatnonzero(self.engine == engine))
+        return replace(chosen, drops=self.drops.of_engine(engine))
 
     @property
     def made_up(self) -> int:
@@ -211,7 +217,11 @@ class Workload:
         after = new.positions >= np.repeat(prompt, new.lengths)
         output = Ids(new.values[after], offsets(new.lengths - prompt))
         return replace(
-            self, block_size=block_size, prompt_ids=new.head(prompt) + ends, output_ids=output
+            self,
+            block_size=block_size,
+            prompt_ids=new.head(prompt) + ends,
+            output_ids=output,
+            drops=self.drops.resets(),
         )
 
 
@@ -266,7 +276,11 @@ def of_session(
             f"{session.directory}: {TABLE.file} has no request{whose} that ended, so there is "
             "nothing to try again"
         )
-    found = replace(found, counts=found.arrival_sec >= session.begin_sec)
+    found = replace(
+        found,
+        counts=found.arrival_sec >= session.begin_sec,
+        drops=drops.read(session, found.admitted_sec, found.finish_sec, found.engine),
+    )
     notes = (_IN_THE_MIDST,) if _begins_in_the_midst(session) else ()
     return replace(found, measured=_measured(session, known, found, own), notes=notes)
 
@@ -481,7 +495,10 @@ def _measured(session: Session, known: Facts, found: Workload, own: pl.Expr) -> 
         ),
     )
     evictions = session.collect(
-        "kv_cache_evictions", lambda table: table.filter(own).select(pl.len())
+        "kv_cache_evictions",
+        lambda table: table.filter(own & (pl.col("reason").fill_null(FOR_ROOM) == FOR_ROOM)).select(
+            pl.len()
+        ),
     )
     waited = (found.admitted_sec - found.arrival_sec)[found.counts]
     waited = np.sort(waited[np.isfinite(waited)])

@@ -24,6 +24,14 @@ def _held_back(found: Curve) -> Iterator[str]:
     blocks = counted(point.pool.num_blocks, "block")
     rate = share(now.hit_rate if now else None)
     most = f"no pool finds more than {share(found.ceiling.hit_rate)}"
+    if verdict.by == "resets":
+        dropped = share(found.ceiling.dropped_tokens / found.ceiling.query_tokens)
+        yield (
+            f"Resets hold the hit rate back, or evictions on request: with {blocks} it is {rate}, "
+            f"and {most} (modelled). What they dropped and prompts asked for again is {dropped} of "
+            "the prompt tokens."
+        )
+        return
     if verdict.by == "workload":
         yield (
             f"Nothing holds the hit rate back: with {blocks} it is {rate}, and {most} "

@@ -23,6 +23,7 @@ from analysis.whatif.ids import Ids
 from analysis.whatif.workload import Workload
 from profilemate.simulation import parts
 from profilemate.simulation.contents import Contents
+from profilemate.simulation.drops import Drops
 from profilemate.simulation.figures import Figures
 
 TICK_SEC = 1e-6
@@ -96,6 +97,7 @@ class Engine:
         self._scheduler = _scheduler(model, configuration)
         self._count_evictions()
         self._clock = 0.0
+        self._is_dropping = False
         # What comes in order of its time is a heap.
         self._coming = [
             (float(workload.arrival_sec[number]), number)
@@ -108,6 +110,7 @@ class Engine:
         self._live: dict[str, Live] = {}
         self._leaving: list[tuple[float, str]] = []
         self._flight: deque[Step] = deque()
+        self._drops = Drops(workload, self._scheduler, configuration)
 
     def run(self) -> Figures:
         """Run all requests to their end."""
@@ -116,9 +119,10 @@ class Engine:
             if not self._live and not self._flight:
                 if not coming:
                     return self.figures
-                self._clock = max(self._clock, coming[0][0])
+                self._clock = max(self._clock, min(coming[0][0], self._drops.next_sec))
             now = self._clock + TICK_SEC
-            while coming and coming[0][0] <= now:
+            self._drop(now)
+            while coming and coming[0][0] <= now and coming[0][0] < self._drops.next_sec:
                 arrival, number = heappop(coming)
                 self._arrive(number, arrival)
             self._leave()
@@ -140,10 +144,31 @@ class Engine:
 
         def counted(block: Any) -> Any:
             had_content = evict(block)
-            self.figures.evictions += bool(had_content) and self._counts
+            is_for_room = bool(had_content) and not self._is_dropping
+            self.figures.evictions += is_for_room and self._counts
             return had_content
 
         pool._maybe_evict_cached_block = counted
+
+    def _drop(self, now: float) -> None:
+        """Drop what the session dropped by now. Its requests arrive in between."""
+        while self._drops.next_sec <= now:
+            while self._coming and self._coming[0][0] < self._drops.next_sec:
+                arrival, number = heappop(self._coming)
+                self._arrive(number, arrival)
+            if self._drops.waits and (self._live or self._flight):
+                return
+            running = [(each, each.num_computed_tokens) for each in self._scheduler.running]
+            self._is_dropping = True
+            self._drops.do_next()
+            self._is_dropping = False
+            for request, computed in running:
+                self._note_preemption(request, computed)
+
+    def _note_preemption(self, request: Any, computed: int) -> None:
+        if request.status.name == "PREEMPTED":
+            self._live[request.request_id].computed = computed
+            self.figures.preemptions += self._counts
 
     def _arrive(self, number: int, arrival: float) -> None:
         workload = self._workload
@@ -171,6 +196,7 @@ class Engine:
         if workload.counts[number]:
             self.figures.begin_sec = min(self.figures.begin_sec, arrival)
         self._live[name] = Live(number, request, answer, prompt, self._clock)
+        self._drops.arrived(number, request)
         self._scheduler.add_request(request)
 
     def _leave(self) -> None:
@@ -214,9 +240,7 @@ class Engine:
         before = [(request, request.num_computed_tokens) for request in scheduler.running]
         output = scheduler.schedule()
         for request, computed in before:
-            if request.status.name == "PREEMPTED":
-                live[request.request_id].computed = computed
-                self.figures.preemptions += self._counts
+            self._note_preemption(request, computed)
         for data in output.scheduled_new_reqs:
             one = live[data.req_id]
             if not one.known:

@@ -139,7 +139,7 @@ def _simulated(
         figures += Engine(
             model,
             configuration,
-            task.workload.take(own),
+            task.workload.of_engine(number),
             task.step_time,
             prefixes=task.prefixes.of_engine(number) if task.prefixes else None,
             begin_sec=task.begin_sec,

@@ -58,8 +58,11 @@ def _ceiling(found: Curve) -> Iterator[Line]:
     for label, tokens, more in (
         ("within conversation", most.within_tokens, f"of {most.conversations:,} conversations"),
         ("across", most.across_tokens, "computed first in another conversation"),
-        ("new", most.new_tokens, "never there before in a full block"),
+        ("dropped", most.dropped_tokens, "lost to resets and evictions on request"),
+        ("new", most.new_tokens - most.dropped_tokens, "never there before in a full block"),
     ):
+        if label == "dropped" and not tokens:
+            continue
         yield from row(label, share(tokens / most.query_tokens), f"{tokens:,} tokens, {more}")
 
 

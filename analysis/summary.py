@@ -89,6 +89,24 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with the session, whether or not a setting mends it.
+
+    ``section``: the section of the summary that has the details. ``says``: one sentence without its
+    full stop. ``share``: what it costs, of all tokens of the prompts, of the time of all requests,
+    or of the memory, from 0 to 1; None where that is not known. ``tokens``, ``seconds`` (over all
+    requests) and ``bytes``: the same in its own unit; None where it has none.
+    """
+
+    section: str
+    says: str
+    share: float | None
+    tokens: int | None = None
+    seconds: float | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Summary:
     """What ``analysis.summarize`` returns. Each part documents its figures and their units.
 
@@ -124,4 +142,5 @@ class Summary:
     capture_sizes: CaptureSizes | None
     memory: Memory
     cost: Cost
+    findings: tuple[Finding, ...] = ()
     advice: tuple[Advice, ...] = ()

@@ -197,7 +197,11 @@ def main() -> int:
         print("demo: interrupted; the server is stopped", file=sys.stderr)
         return 130
     folder, python = os.path.relpath(session), os.path.relpath(sys.executable)
-    print(f"\nSession:      {folder}\nWith charts:  {python} -m profilemate report {folder}")
+    print(
+        f"\nSession:       {folder}\n"
+        f"All sections:  {python} -m profilemate summary --full {folder}\n"
+        f"With charts:   {python} -m profilemate report {folder}"
+    )
     return 0
 
 

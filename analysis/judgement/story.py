@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from analysis.summary import Summary
 from analysis.wording.formats import byte_size, duration, percent, seconds, share
+from analysis.wording.waiting import WAITED_FOR
 
 _NEARLY_ALL = 0.99
 
@@ -153,21 +154,3 @@ def _graphs(summary: Summary) -> Iterator[str]:
             f"{never.graphs:,} of {ledger.total.graphs:,} graphs were captured and never replayed: "
             f"{seconds(never.capture_sec)} of start-up{memory}."
         )
-
-
-WAITED_FOR = {
-    "preempting": "a step that had to preempt",
-    "token_budget": "tokens of a step",
-    "max_num_seqs": "a place among the running requests",
-    "never_fits": "a request that can never run",
-    "no_blocks": "free blocks",
-    "whole_prompt": "room for a whole prompt",
-    "watermark": "blocks above the watermark",
-    "blocks": "free blocks",
-    "no_chunking": "room for a prompt that is not cut up",
-    "lora": "a place for an adapter",
-    "connector": "the KV connector",
-    "paused": "an engine that was paused",
-    "not_known": "a reason that the tables do not show",
-}
-"""By the reasons of ``analysis.requests.waiting``."""

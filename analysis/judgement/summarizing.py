@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analysis import passes
-from analysis.judgement import advice, consistency
+from analysis.judgement import advice, consistency, findings
 from analysis.summary import Summary
 from analysis.tables.session import Session
 
@@ -21,4 +21,6 @@ def summarize(session: Session) -> Summary:
     found = passes.measure(session)
     doubts = consistency.contradictions(found)
     found = replace(found, warnings=(*found.warnings, *doubts))
-    return replace(found, advice=advice.advise(found, doubtful=bool(doubts)))
+    return replace(
+        found, findings=findings.find(found), advice=advice.advise(found, doubtful=bool(doubts))
+    )

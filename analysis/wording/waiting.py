@@ -30,3 +30,21 @@ def reason_name(reason: str, scheduler: Scheduler) -> str:
         "lora": scheduler.max_loras,
     }.get(reason)
     return _NAMES[reason] + ("" if limit is None else f" ({limit:,})")
+
+
+WAITED_FOR = {
+    "preempting": "a step that had to preempt",
+    "token_budget": "tokens of a step",
+    "max_num_seqs": "a place among the running requests",
+    "never_fits": "a request that can never run",
+    "no_blocks": "free blocks",
+    "whole_prompt": "room for a whole prompt",
+    "watermark": "blocks above the watermark",
+    "blocks": "free blocks",
+    "no_chunking": "room for a prompt that is not cut up",
+    "lora": "a place for an adapter",
+    "connector": "the KV connector",
+    "paused": "an engine that was paused",
+    "not_known": "a reason that the tables do not show",
+}
+"""By the reasons of ``analysis.requests.waiting``."""

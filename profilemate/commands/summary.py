@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -29,6 +30,10 @@ class SummaryOptions:
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False
     period: Period = None
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="All sections, and the reasons for the advice: some pages."),
+    ] = False
     every: Annotated[
         bool,
         typer.Option(
@@ -43,13 +48,16 @@ class SummaryOptions:
 def summary(options: SummaryOptions) -> int:
     """Summarize a session.
 
-    Shows KV cache usage, block lifetimes, evictions, prefix cache hits, preemptions, CUDA graphs.
+    Shows on one screen what was found, which setting to change, and the key figures. --full has
+    all sections: KV cache usage, block lifetimes, evictions, prefix cache hits, preemptions, CUDA
+    graphs.
 
     Works while vLLM runs and after a crash, and says how far the data goes.
 
     \b
     Examples:
       profilemate summary             the newest session
+      profilemate summary --full      all that is known of it
       profilemate summary ~/runs      the newest session in this folder
       profilemate summary ~/runs/session_20260131_120000_4711_c0ffee
       profilemate summary --after 30s
@@ -63,13 +71,15 @@ def summary(options: SummaryOptions) -> int:
       2   no such session, the session cannot be read, or a wrong option
     """
     from analysis import summarize
+    from analysis.renderers.text import screen
     from analysis.renderers.text import summary as text
 
     if options.every:
         return _together(options)
     with status("reading the session"):
         found = summarize(opened(options.session, options))
-    show(found, text.write, as_json=options.as_json)
+    write = text.write if options.full else screen.write
+    show(found, write, as_json=options.as_json)
     return 0
 
 
@@ -82,5 +92,5 @@ def _together(options: SummaryOptions) -> int:
     with status("reading the sessions"):
         folders = siblings(find_session(options.session))
         found = together([opened(folder, options) for folder in folders])
-    show(found, text.write, as_json=options.as_json)
+    show(found, partial(text.write, full=options.full), as_json=options.as_json)
     return 0

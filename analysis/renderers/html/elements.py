@@ -8,10 +8,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from analysis.judgement.advice import Advice
+from analysis.judgement import findings as judged
 from analysis.renderers.html.chart import Bars, Chart, Section, Table
 from analysis.renderers.html.key_figures import KeyFigure
-from analysis.wording.advice import NONE, setting
+from analysis.summary import Advice, Summary
+from analysis.wording.advice import none, setting
+from analysis.wording.findings import NOTHING, all_right, sentence
 from analysis.wording.printable import printable
 from analysis.wording.run_totals import HEADING
 from analysis.wording.session import Fact
@@ -45,11 +47,19 @@ def figures(found: Iterable[KeyFigure]) -> str:
     return "\n".join(tiles)
 
 
-def advice(given: Sequence[Advice]) -> str:
+def findings(summary: Summary) -> str:
+    """What was found, the costliest first, and what is fine."""
+    fine = all_right(judged.fine(summary))
+    found = "".join(f"<li>{text(sentence(finding))}</li>" for finding in summary.findings)
+    listed = f"<ul>{found}</ul>" if found else f"<p>{text(NOTHING)}</p>"
+    return listed + (f"\n<p>{text(fine)}</p>" if fine else "")
+
+
+def advice(summary: Summary) -> str:
     """The advice, numbered; or that there is none."""
-    if not given:
-        return f"<p>{text(NONE)}</p>"
-    return "<ol>\n" + "\n".join(map(_advice, given)) + "\n</ol>"
+    if not summary.advice:
+        return f"<p>{text(none(summary.findings, summary.warnings))}</p>"
+    return "<ol>\n" + "\n".join(map(_advice, summary.advice)) + "\n</ol>"
 
 
 def _advice(one: Advice) -> str:

@@ -8,23 +8,24 @@ from dataclasses import replace
 from typing import TextIO
 
 from analysis.judgement.siblings import Sibling, Siblings
-from analysis.renderers.text import summary
+from analysis.renderers.text import screen, summary
 from analysis.renderers.text.layout import WIDTH, Line, row, section, table
 from analysis.renderers.text.painting import paint, plain
 from analysis.wording.formats import counted, number, percent, share
 
 
-def write(found: Siblings, out: TextIO) -> None:
-    """Print the table and the summaries."""
-    paint(lambda bar: _layout(found, bar), out)
+def write(found: Siblings, out: TextIO, *, full: bool = False) -> None:
+    """Print the table and the summaries, each on a screen or in full."""
+    paint(lambda bar: _layout(found, bar, full=full), out)
 
 
-def render(found: Siblings) -> str:
-    """The table and the summaries as plain text."""
-    return plain(lambda bar: _layout(found, bar))
+def render(found: Siblings, *, full: bool = False) -> str:
+    """The same as plain text."""
+    return plain(lambda bar: _layout(found, bar, full=full))
 
 
-def _layout(found: Siblings, bar: str) -> Iterator[Line]:
+def _layout(found: Siblings, bar: str, *, full: bool) -> Iterator[Line]:
+    layout = summary.layout if full else screen.layout
     sessions = found.sessions
     yield (
         ("profilemate  ", "label"),
@@ -35,7 +36,7 @@ def _layout(found: Siblings, bar: str) -> Iterator[Line]:
         yield ()
         yield (("=" * WIDTH, "label"),)
         # All are here: none needs to name the others.
-        yield from summary.layout(replace(one, session=replace(one.session, siblings=())), bar)
+        yield from layout(replace(one, session=replace(one.session, siblings=())), bar)
 
 
 _HEADS = ("", "engines", "blocks", "requests", "hit rate", "evictions", "peak usage")

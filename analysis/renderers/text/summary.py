@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary as text for people: 80 columns, with colour where rich and a terminal are there."""
+"""The whole summary as text for people: 80 columns, with colour where rich and a terminal are.
+
+``screen`` has the short one."""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from analysis.renderers.text.sections import (
     cuda_graphs,
     evictions,
     families,
+    findings,
     fragmentation,
     graph_ledger,
     holders,
@@ -32,6 +35,7 @@ from analysis.renderers.text.sections import (
     waiting,
 )
 from analysis.summary import About, Summary
+from analysis.wording import sections as headings
 from analysis.wording.run_totals import HEADING
 from analysis.wording.session import MORE, more, paused, removed, unfinished, warm_up
 
@@ -48,35 +52,36 @@ def render(summary: Summary) -> str:
 
 def layout(summary: Summary, bar: str) -> Iterator[Line]:
     """The summary's lines."""
-    yield from _header(summary.session)
-    for warning in summary.warnings:
-        yield from wrapped("Warning: ", warning, "warning", "warning")
-    yield from section("In short", story.lines(summary))
-    yield from section("Advice", advice.lines(summary.advice))
-    yield from section("Session", session.lines(summary))
+    yield from header(summary)
+    yield from section(headings.FOUND, findings.lines(summary))
+    yield from section(headings.ADVICE, advice.lines(summary))
+    yield from section(headings.IN_SHORT, story.lines(summary))
+    yield from section(headings.SESSION, session.lines(summary))
     yield from section(HEADING, session.whole_run(summary))
-    yield from section("KV cache usage, weighted by time", _usage(summary, bar))
-    yield from section("Who holds blocks", holders.lines(summary.holders))
-    yield from section("Blocks", allocations.lines(summary.allocations))
-    yield from section("Prefix cache", prefix_cache.lines(summary.prefix_cache, summary.facts))
-    yield from section("Why the prefix cache missed", misses.lines(summary.misses, summary.facts))
-    yield from section("Shared prefixes", families.lines(summary.families))
-    yield from section("Reuse and working set", sharing.lines(summary.sharing))
-    yield from section("Evictions", evictions.lines(summary))
-    yield from section("Who evicted what was needed", blame.lines(summary.blame, summary.evictions))
-    yield from section("Requests", requests.lines(summary))
-    yield from section("Scheduling", scheduling.lines(summary.scheduling))
+    yield from section(headings.USAGE, _usage(summary, bar))
+    yield from section(headings.HOLDERS, holders.lines(summary.holders))
+    yield from section(headings.BLOCKS, allocations.lines(summary.allocations))
     yield from section(
-        "Why requests waited", waiting.lines(summary.waiting, summary.facts.scheduler)
+        headings.PREFIX_CACHE, prefix_cache.lines(summary.prefix_cache, summary.facts)
     )
+    yield from section(headings.MISSES, misses.lines(summary.misses, summary.facts))
+    yield from section(headings.FAMILIES, families.lines(summary.families))
+    yield from section(headings.SHARING, sharing.lines(summary.sharing))
+    yield from section(headings.EVICTIONS, evictions.lines(summary))
+    yield from section(headings.BLAME, blame.lines(summary.blame, summary.evictions))
+    yield from section(headings.REQUESTS, requests.lines(summary))
+    yield from section(headings.SCHEDULING, scheduling.lines(summary.scheduling))
+    yield from section(headings.WAITING, waiting.lines(summary.waiting, summary.facts.scheduler))
     yield from section(
-        "The preemption bill", preemptions.lines(summary.preemptions, summary.admission)
+        headings.PREEMPTIONS, preemptions.lines(summary.preemptions, summary.admission)
     )
-    yield from section("KV rent", rent.lines(summary.rent))
-    yield from section("CUDA graphs", cuda_graphs.lines(summary.cuda_graphs, summary.capture_sizes))
-    yield from section("The graph ledger", graph_ledger.lines(summary.graph_ledger))
-    yield from section("GPU memory", memory.lines(summary.memory))
-    yield from section("Profiling", session.profiling(summary.cost))
+    yield from section(headings.RENT, rent.lines(summary.rent))
+    yield from section(
+        headings.GRAPHS, cuda_graphs.lines(summary.cuda_graphs, summary.capture_sizes)
+    )
+    yield from section(headings.LEDGER, graph_ledger.lines(summary.graph_ledger))
+    yield from section(headings.MEMORY, memory.lines(summary.memory))
+    yield from section(headings.PROFILING, session.profiling(summary.cost))
 
 
 def _usage(summary: Summary, bar: str) -> Iterator[Line]:
@@ -84,7 +89,14 @@ def _usage(summary: Summary, bar: str) -> Iterator[Line]:
     yield from fragmentation.lines(summary.fragmentation)
 
 
-def _header(about: About) -> Iterator[Line]:
+def header(summary: Summary) -> Iterator[Line]:
+    """Which session it is, how far it goes, and what is wrong with the recording."""
+    yield from _about(summary.session)
+    for warning in summary.warnings:
+        yield from wrapped("Warning: ", warning, "warning", "warning")
+
+
+def _about(about: About) -> Iterator[Line]:
     yield (("profilemate  ", "label"), (about.session_id, "title"))
     yield ((about.directory, "label"),)
     if about.state != "complete":

@@ -3,30 +3,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from analysis.judgement.advice import Advice
 from analysis.renderers.text.layout import Line, fill, note
-from analysis.wording.advice import NONE, setting
+from analysis.summary import Advice, Summary
+from analysis.wording.advice import none, setting
 
 _INDENT = 5
 
 
-def lines(advice: Sequence[Advice]) -> Iterator[Line]:
+def lines(summary: Summary) -> Iterator[Line]:
     """The advice, numbered; or that there is none."""
-    if not advice:
-        yield from note(NONE)
+    if not summary.advice:
+        yield from note(none(summary.findings, summary.warnings))
         return
-    for number, one in enumerate(advice, 1):
-        yield from _advice(number, one)
+    for number, one in enumerate(summary.advice, 1):
+        yield from what(number, one)
+        yield from _why(one)
 
 
-def _advice(number: int, one: Advice) -> Iterator[Line]:
+def what(number: int, one: Advice) -> Iterator[Line]:
+    """What to do, without the reasons."""
     for at, line in enumerate(fill(one.says, 80 - _INDENT)):
         yield ((f"  {number}. " if at == 0 else " " * _INDENT, "label"), (line, "title"))
     change = setting(one.flag, one.value)
     for line in fill(change, 80 - _INDENT) if change else ():
         yield ((" " * _INDENT, ""), (line, "figure"))
+
+
+def _why(one: Advice) -> Iterator[Line]:
     for evidence in one.evidence:
         yield from _indented("Because ", evidence)
     yield from _indented("Expect: ", f"{one.expect} (confidence: {one.confidence})")

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sections of a summary are called, so that a finding can name its own."""
+
+from __future__ import annotations
+
+FOUND = "What was found"
+ADVICE = "Advice"
+IN_SHORT = "In short"
+SESSION = "Session"
+USAGE = "KV cache usage, weighted by time"
+HOLDERS = "Who holds blocks"
+BLOCKS = "Blocks"
+PREFIX_CACHE = "Prefix cache"
+MISSES = "Why the prefix cache missed"
+FAMILIES = "Shared prefixes"
+SHARING = "Reuse and working set"
+EVICTIONS = "Evictions"
+BLAME = "Who evicted what was needed"
+REQUESTS = "Requests"
+SCHEDULING = "Scheduling"
+WAITING = "Why requests waited"
+PREEMPTIONS = "The preemption bill"
+RENT = "KV rent"
+GRAPHS = "CUDA graphs"
+LEDGER = "The graph ledger"
+MEMORY = "GPU memory"
+PROFILING = "Profiling"

@@ -212,6 +212,7 @@ def _command(
         return ("read", session)
     readers: tuple[tuple[object, ...], ...] = (
         ("summary", session),
+        ("summary", session, "--full"),
         ("summary", session, "--json"),
         ("report", session, "-o", page),
         ("compare", original, session),

@@ -127,6 +127,8 @@ def test_commands_of_the_installed_wheel(with_dependencies: Path, tmp_path: Path
     assert str(site_packages(with_dependencies)) in where
     session = SessionBuilder(tmp_path / "session")
     session.usage((0, 50), (5, 0))
-    assert "KV cache usage" in run([profilemate, "summary", str(session.folder)], tmp_path)
+    assert "KV cache usage" in run(
+        [profilemate, "summary", "--full", str(session.folder)], tmp_path
+    )
     run([profilemate, "report", str(session.folder), "-o", "page.html"], tmp_path)
     assert "plotly" in (tmp_path / "page.html").read_text().lower()

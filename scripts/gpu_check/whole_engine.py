@@ -101,7 +101,7 @@ def _analyze(report: Report, session: Path) -> None:
         report.note("the analyzer", f"needs polars, which is not here; the session: {session}")
         return
     done = subprocess.run(
-        [sys.executable, "-m", "profilemate", "summary", str(session)],
+        [sys.executable, "-m", "profilemate", "summary", "--full", str(session)],
         cwd=ROOT,
         capture_output=True,
         text=True,

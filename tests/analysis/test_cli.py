@@ -268,9 +268,19 @@ def test_what_nobody_expected_is_one_line(used: SessionBuilder) -> None:
 
 def test_names_that_the_terminal_cannot_show_do_no_harm(used: SessionBuilder) -> None:
     used.metadata(model={"name": "modèle-模型"})
-    result = run(ANALYSIS, used.folder, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    result = run(ANALYSIS, "--full", used.folder, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert (result.returncode, result.stderr) == (0, "")
     assert "mod\\xe8le" in result.stdout
+
+
+def test_a_summary_is_one_screen_and_full_has_the_rest(used: SessionBuilder) -> None:
+    short, full = (run(PROFILEMATE, "summary", used.folder, *more) for more in ((), ("--full",)))
+    assert (short.returncode, full.returncode) == (0, 0)
+    assert len(short.stdout.splitlines()) <= 39
+    assert "profilemate summary --full" in short.stdout
+    for section in ("\nSession\n", "\nEvictions\n", "\nProfiling\n"):
+        assert section not in short.stdout
+        assert section in full.stdout
 
 
 def test_commands_can_be_called_from_python(

@@ -88,7 +88,7 @@ def test_marks_are_shown(used: SessionBuilder) -> None:
     )
     found = json.loads(invoke("summary", used.folder, "--json").stdout)
     assert [mark["at_sec"] for mark in found["session"]["marks"]] == [0.5, 2.5]
-    shown = invoke("summary", used.folder).stdout
+    shown = invoke("summary", "--full", used.folder).stdout
     assert "Marks" in shown
     assert "2.50 s second" in " ".join(shown.split())
     assert "\x1b" not in shown

@@ -202,9 +202,11 @@ class TestWindow:
         assert "The figures below are of the last 6.00 s: what came before was removed" in page
 
     def test_the_whole_run_has_a_section(self, left: SessionBuilder) -> None:
-        assert "The whole run" not in invoke("summary", left.folder).stdout
+        assert "The whole run" not in invoke("summary", "--full", left.folder).stdout
         (left.folder / "totals.json").write_text(json.dumps(totals()))
-        text = " ".join(invoke("summary", left.folder).stdout.split("The whole run")[1].split())
+        text = " ".join(
+            invoke("summary", "--full", left.folder).stdout.split("The whole run")[1].split()
+        )
         assert "Time 2 h 00 min 00 s, with what was removed" in text
         assert "Requests 120 admitted, 100 ended (90 stop, 10 abort)" in text
         assert "Tokens 10,000,000,000,000 in, 2,000 out" in text
@@ -220,7 +222,7 @@ class TestWindow:
     def test_where_nothing_was_removed_it_has_none(self, session: SessionBuilder) -> None:
         session.usage((1, 10))
         (session.folder / "totals.json").write_text(json.dumps(totals()))
-        assert "The whole run" not in invoke("summary", session.folder).stdout
+        assert "The whole run" not in invoke("summary", "--full", session.folder).stdout
         assert said(session.folder)["run"]["ended"] == 100
 
     @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_on_a_terminal_it_has_colours_and_says_the_same(session: SessionBuilder)
     busy(session)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "analysis", str(session.folder)],
+        [sys.executable, "-m", "analysis", "--full", str(session.folder)],
         stdout=theirs,
         stderr=subprocess.PIPE,
         cwd=ROOT,

@@ -225,7 +225,7 @@ class TestEveryEngine:
         assert (found["executions"], found["in_graphs"]) == (len(run.served), in_graphs)
         padding = sum(row[1] - row[2] for row in run.seen["executions"] if row[3])
         assert found["padding"]["tokens"] == padding
-        assert "In a graph" in analyzed(run.session)
+        assert "In a graph" in analyzed(run.session, "--full")
 
 
 class TestModes:

@@ -107,4 +107,4 @@ def test_gpu_memory_is_sampled(served: Served) -> None:
 
 
 def test_the_analyzer_answers(served: Served) -> None:
-    assert "In a graph          100.00 %" in analyzed(served.session)
+    assert "In a graph          100.00 %" in analyzed(served.session, "--full")

@@ -212,7 +212,7 @@ def test_vllm_s_counters_have_what_the_pause_lacks(paused: Paused, tmp_path: Pat
 
 
 def test_the_summary_says_which_period_it_is_of(paused: Paused) -> None:
-    said = profilemate("summary", str(paused.session))
+    said = profilemate("summary", "--full", str(paused.session))
     assert "The recording was paused. The figures below are of period 2 of 2" in " ".join(
         said.split()
     )

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from analysis.whatif import fast
+from analysis.whatif import fast, policies
 from analysis.whatif.workload import read_workload
 from tests.support.scheduler import RequestMaker, tokens
 from tests.whatif import truth
 from tests.whatif.simulating import Recorded
 from tests.whatif.test_exact import LIMITS, SMALL, counts, hurried
+from tests.whatif.test_fast_engine import given_chains
 from tests.whatif.truth import Truth
 
 pytestmark = pytest.mark.usefixtures("hooks_on")
@@ -27,7 +29,7 @@ FOUND = 3 * PROMPTS * FULL * 16
 
 
 def in_rounds(model: Path, folder: Path, *, resets: bool = True) -> Truth:
-    """Twenty prompts of 321 tokens in each of four rounds, a reset after each, in 999 blocks."""
+    """Twenty prompts of 321 tokens in each of four rounds, a reset between two, in 999 blocks."""
     make = RequestMaker(16)
     requests = [
         (10_000.0 * number, make(f"{number}-{prompt}", tokens(prompt, LENGTH), 4))
@@ -39,7 +41,7 @@ def in_rounds(model: Path, folder: Path, *, resets: bool = True) -> Truth:
 
 def between(scheduler: Any, step: int) -> list[str]:
     """Reset the cache when a round's requests have come, and nothing of the last runs any more."""
-    if len(scheduler.waiting) == PROMPTS and not scheduler.running:
+    if step and len(scheduler.waiting) == PROMPTS and not scheduler.running:
         assert scheduler.reset_prefix_cache()
     return []
 
@@ -62,7 +64,7 @@ def at_work(every: int) -> Callable[[Any, int], list[str]]:
 def test_rounds_with_resets_find_nothing(model: Path, tmp_path: Path) -> None:
     true = in_rounds(model, tmp_path / "s")
     recorded = Recorded(true.session)
-    assert len(recorded.workload.drops) == ROUNDS
+    assert len(recorded.workload.drops) == ROUNDS - 1
     assert recorded.measured.evictions == 0
     assert true.hit_tokens == 0
     for blocks in (None, 500, 4_000):
@@ -157,3 +159,16 @@ def test_evictions_on_request(model: Path, tmp_path: Path) -> None:
         assert {outcome.hit_tokens for outcome in point.outcomes} == {4 * 16}
     assert curve.ceiling.dropped_tokens == 4 * 3 * 16
     assert not np.any(recorded.workload.resized(32).drops.content >= 0)
+
+
+@pytest.mark.parametrize("rule", [policies.Lfu, policies.Arc, policies.S3Fifo, policies.Sieve])
+def test_a_reset_leaves_every_rule_an_empty_pool(rule: type[policies.Cache]) -> None:
+    """After it, a rule does what it does at the beginning, whatever it had learnt."""
+    draw = np.random.default_rng(7)
+    half = [tuple(range(3 * kind, 3 * kind + 3)) for kind in draw.integers(0, 6, 60).tolist()]
+    other = [tuple(100 + block for block in chain) for chain in half]
+    alone, both = given_chains(half), given_chains([*half, *other])
+    both = replace(both, epoch=np.repeat([0, 1], len(half)))
+    for size in (5, 8, 11):
+        (once,), (twice,) = (policies.found(each, [size], rule) for each in (alone, both))
+        assert twice.tolist() == [*once.tolist(), *once.tolist()]

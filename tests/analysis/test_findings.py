@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from analysis import Summary, open_session, summarize
+from analysis import Summary, open_session, series, summarize
 from analysis.judgement.findings import fine
+from analysis.renderers import json as json_renderer
+from analysis.renderers.html import page as html
 from analysis.renderers.text import screen
 from analysis.renderers.text import summary as whole
 from analysis.summary import Finding
@@ -54,6 +57,22 @@ def test_a_leak_is_found(session: SessionBuilder) -> None:
         assert "2 blocks" in top
         assert f"[{sections.HOLDERS}]" in top
         assert FINE not in rendered
+
+
+def test_the_report_and_json_have_the_findings(session: SessionBuilder) -> None:
+    leaking(session)
+    found = summary_of(session)
+    page = html.render(found, series.measure(open_session(session.folder), found))
+    story = page[: page.index("<h2>Advice</h2>")]
+    assert "2 blocks leaked" in story
+    assert "[Who holds blocks]" in story
+    assert FINE not in page
+    (leak,) = (
+        each
+        for each in json.loads(json_renderer.render(found))["findings"]
+        if "leaked" in each["says"]
+    )
+    assert (leak["section"], leak["share"], leak["tokens"]) == ("Who holds blocks", 0.02, None)
 
 
 def test_nothing_is_found_where_nothing_is(session: SessionBuilder) -> None:

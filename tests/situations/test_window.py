@@ -19,7 +19,7 @@ WITHOUT_HISTORY = (
     # Contents that were asked for before, and not since, look new. So fewer misses are known to be
     # due to an eviction, and fewer evictions to be a loss; gaps between two uses are not known.
     *(".misses.", ".blame.", ".evictions.harmless", ".evictions.regretted.", ".ages.later"),
-    *(".evictions.rate.intervals[", ".ages.reuses", ".sharing.", ".rent.", ".advice"),
+    *(".evictions.rate.intervals[", ".ages.reuses", ".sharing.", ".rent.", ".findings", ".advice"),
     # A refused lookup that began before, and goes on, is not known: why a request waited is not.
     ".waiting.by_reason",
     ".session.window",

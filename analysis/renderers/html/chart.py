@@ -105,6 +105,17 @@ def time_axis(bins: Bins, **more: Any) -> Figure:
     return axis(SECONDS, range=[bins.begin_sec, bins.end_sec], **more)
 
 
+def begun_at(chart: Chart, begin_sec: float) -> Chart:
+    """The chart with its time from ``begin_sec`` on, if it is one over the session's time. Zooming
+    out shows what came before."""
+    if not chart.over_time or not isinstance(chart.figure, dict):
+        return chart
+    layout = chart.figure["layout"]
+    time = layout["xaxis"]
+    shown = {**time, "range": [begin_sec, time["range"][1]]}
+    return replace(chart, figure={**chart.figure, "layout": {**layout, "xaxis": shown}})
+
+
 def with_marks(chart: Chart, marks: Sequence[Mark]) -> Chart:
     """The chart with a line at each of these moments, if it is one over the session's time."""
     if not chart.over_time or not isinstance(chart.figure, dict):

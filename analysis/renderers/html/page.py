@@ -9,7 +9,7 @@ from string import Template
 
 from analysis.judgement.story import sentences
 from analysis.renderers.html import elements, key_figures
-from analysis.renderers.html.chart import Chart, Section, with_marks
+from analysis.renderers.html.chart import Chart, Section, begun_at, with_marks
 from analysis.renderers.html.charts import (
     ages,
     blame,
@@ -42,6 +42,7 @@ from analysis.series import Series
 from analysis.summary import Summary
 from analysis.wording import run_totals
 from analysis.wording import session as words
+from analysis.wording.formats import seconds
 from profilemate.format.marks import Mark
 
 Charts = Callable[[Report], Iterable[Chart]]
@@ -73,6 +74,7 @@ def render(summary: Summary, series: Series) -> str:
         story=elements.paragraphs(sentences(summary)),
         found=elements.findings(summary),
         advice=elements.advice(summary),
+        begin=_begin(report),
         figures=elements.figures(key_figures.figures(summary)),
         sections="\n".join(elements.section(section) for section in sections),
         whole_run=elements.whole_run(list(run_totals.facts(summary))),
@@ -80,6 +82,16 @@ def render(summary: Summary, series: Series) -> str:
     )
     links = elements.links(sections) + '\n<a href="#about">About</a>'
     return framed(session.session_id, "Skip to the report", links, sections, content)
+
+
+def _begin(report: Report) -> str:
+    """A sentence where charts over time do not begin with the session."""
+    begin = load_sec(report)
+    if begin is None:
+        return ""
+    return (
+        f" They begin with the first request, at {seconds(begin)}; zoom out for what came before."
+    )
 
 
 def sections_of(report: Report) -> list[Section]:
@@ -122,16 +134,34 @@ def sections_of(report: Report) -> list[Section]:
         Section(key, heading, [chart for charts in drawn for chart in charts(report)])
         for key, heading, drawn in layout
     )
-    marks = [mark for mark in report.summary.session.marks if mark.at_sec >= _begin(report)]
-    return [_marked(section, marks) for section in sections if section.charts]
+    bins, begin = report.series.bins, load_sec(report)
+    marks = [mark for mark in report.summary.session.marks if mark.at_sec >= bins.begin_sec]
+    return [
+        replace(section, charts=[_finished(chart, begin, marks) for chart in section.charts])
+        for section in sections
+        if section.charts
+    ]
 
 
-def _begin(report: Report) -> float:
-    return report.series.bins.begin_sec
+def _finished(chart: Chart, begin_sec: float | None, marks: Sequence[Mark]) -> Chart:
+    """The chart with a line at each moment that the user marked, from the first request on."""
+    if begin_sec is not None:
+        chart = begun_at(chart, begin_sec)
+    return with_marks(chart, marks) if marks else chart
 
 
-def _marked(section: Section, marks: Sequence[Mark]) -> Section:
-    """The section with a line through its charts over time at each moment that the user marked."""
-    if not marks:
-        return section
-    return replace(section, charts=[with_marks(chart, marks) for chart in section.charts])
+def load_sec(report: Report) -> float | None:
+    """When charts over time begin, a little before the first request; None where that is the
+    beginning."""
+    bins, observed = report.series.bins, report.summary.usage.observed_sec
+    if not observed:
+        return None
+    first = bins.end_sec - observed
+    before = first - _MARGIN * observed - bins.begin_sec
+    return bins.begin_sec + before if before > _IDLE * (bins.end_sec - bins.begin_sec) else None
+
+
+_IDLE = 0.05
+"""Of a chart's time, the share before the first request from which on it is left out."""
+_MARGIN = 0.02
+"""Of the time since then, the share that is shown before it."""

@@ -39,6 +39,8 @@ from profilemate.format.marks import Mark
 
 Confidence = Literal["high", "medium", "low"]
 
+Known = Literal["replayed", "modelled", "estimated"]
+
 
 @dataclass(frozen=True)
 class About:
@@ -69,6 +71,23 @@ class About:
 
 
 @dataclass(frozen=True)
+class Effect:
+    """What a change does to one figure of this session.
+
+    ``figure``: ``preemptions``, ``recomputed_tokens`` (because of them), ``hit_rate``,
+    ``evictions``, ``queue_mean_sec``, ``can_never_run`` (requests), ``empty_share`` (of the slots
+    in held blocks), ``padding_share`` (of what graphs compute), ``graph_share`` (of executions),
+    or ``without_full_graph`` (executions of decodes).
+    ``before`` and ``after``: with the recorded configuration and with the advised one. Both are
+    computed in the same way. Shares go from 0 to 1.
+    """
+
+    figure: str
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True)
 class Advice:
     """One thing to change.
 
@@ -76,7 +95,14 @@ class Advice:
     ``flag`` and ``value``: as ``vllm serve`` takes them, None where no flag does it.
     ``evidence``: what in this session speaks for it. ``expect``: what it should bring, and what it
     may cost. ``confidence``: ``high`` where the figures alone decide, ``medium`` where the load may
-    react to the change, ``low`` where it is one explanation among others.
+    react to the change, ``low`` where it is one explanation among others. It is ``high`` only for
+    what is ``replayed`` or ``modelled``.
+
+    ``known``: how the effect is known. ``replayed``: the session's requests went through vLLM's
+    scheduler again, as recorded and as advised. ``modelled``: a model of the cache, the blocks or
+    the graphs computed it for each recorded request or batch. ``estimated``: neither.
+    ``effects``: before and after; empty for what is estimated. ``remark``: one sentence on the
+    replay where something is to be said: why there is none, or that its time was over.
     """
 
     about: str
@@ -86,6 +112,9 @@ class Advice:
     evidence: tuple[str, ...]
     expect: str
     confidence: Confidence
+    known: Known = "estimated"
+    effects: tuple[Effect, ...] = ()
+    remark: str | None = None
 
 
 @dataclass(frozen=True)

@@ -74,15 +74,15 @@ def scan(session: Path) -> Usage:
 
 
 def summarize(session: Path) -> Usage:
-    """The whole summary."""
-    return _measured("-m", "analysis", "--full", str(session))
+    """The whole summary, without the replay of its advice."""
+    return _measured("-m", "analysis", "--full", str(session), "--no-replay")
 
 
 def report(session: Path) -> Usage:
     """The page."""
     with tempfile.TemporaryDirectory(dir=session.parent, prefix="report-") as scratch:
         target = str(Path(scratch, "report.html"))
-        return _measured("-m", "profilemate", "report", str(session), "-o", target)
+        return _measured("-m", "profilemate", "report", str(session), "--no-replay", "-o", target)
 
 
 def _measured(*arguments: str) -> Usage:

@@ -67,22 +67,7 @@ def curve(
         SessionError: the contents of the requests are not known, or of too many blocks.
 
     """
-    if not workload.has_contents and workload.measured is None:
-        raise SessionError(
-            f"{workload.name} has lengths and times of its requests, and no contents, so a cache "
-            "cannot be modelled; without --fast, vLLM's scheduler shows queues and preemptions"
-        )
-    if not workload.has_contents:
-        raise SessionError(
-            f"{workload.name} does not have the contents of its requests, since prefix caching "
-            "was off; record a session with it on"
-        )
-    if workload.made_up > MOST_MADE_UP:
-        raise SessionError(
-            f"{workload.name}: its requests have {workload.made_up:,} blocks whose contents are "
-            f"not recorded, and the model takes {MOST_MADE_UP:,}; take fewer requests, and repair "
-            "a length that makes no sense"
-        )
+    _check(workload)
     engines = [references.of_workload(workload.of_engine(rank)) for rank in workload.engines]
     stacks = [lru.distances(each) for each in engines]
     most = ceiling.measure(engines)
@@ -117,6 +102,38 @@ def curve(
         nearly_blocks=_nearly(stacks, most, enough_blocks),
         notes=_notes(workload),
     )
+
+
+def of_pools(workload: Workload) -> Callable[[int], Outcome]:
+    """What vLLM's rule finds in a pool of so many usable blocks, for one size after the other.
+
+    Raises:
+        SessionError: as ``curve`` does.
+
+    """
+    _check(workload)
+    engines = [references.of_workload(workload.of_engine(rank)) for rank in workload.engines]
+    stacks = [lru.distances(each) for each in engines]
+    return lambda size: _outcomes(engines, stacks, LRU, (size,))[0]
+
+
+def _check(workload: Workload) -> None:
+    if not workload.has_contents and workload.measured is None:
+        raise SessionError(
+            f"{workload.name} has lengths and times of its requests, and no contents, so a cache "
+            "cannot be modelled; without --fast, vLLM's scheduler shows queues and preemptions"
+        )
+    if not workload.has_contents:
+        raise SessionError(
+            f"{workload.name} does not have the contents of its requests, since prefix caching "
+            "was off; record a session with it on"
+        )
+    if workload.made_up > MOST_MADE_UP:
+        raise SessionError(
+            f"{workload.name}: its requests have {workload.made_up:,} blocks whose contents are "
+            f"not recorded, and the model takes {MOST_MADE_UP:,}; take fewer requests, and repair "
+            "a length that makes no sense"
+        )
 
 
 def enough(workload: Workload) -> int:

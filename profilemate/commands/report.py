@@ -20,6 +20,12 @@ from profilemate.commands.shared.options import (
     opened,
 )
 from profilemate.commands.shared.progress import status
+from profilemate.commands.shared.replaying import (
+    USUAL_SEC,
+    NoReplayOption,
+    ReplayFor,
+    replaying,
+)
 
 FILE = "report.html"
 
@@ -42,6 +48,8 @@ class ReportOptions:
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False
     period: Period = None
+    no_replay: NoReplayOption = False
+    replay_for: ReplayFor = USUAL_SEC
 
 
 def report(options: ReportOptions) -> int:
@@ -75,10 +83,15 @@ def report(options: ReportOptions) -> int:
         session = opened(options.session, options)
     path = options.output or session.directory / FILE
     target = writable(path, "-o")
-    with status("summarizing the session"):
-        found = summarize(session)
-    with status("reading the session for the charts"):
-        drawn = series.measure(session, found)
+    trying = replaying(session, no_replay=options.no_replay, replay_for=options.replay_for)
+    with trying as advice:
+        with status("summarizing the session"):
+            found = summarize(session)
+        advice.begin(found)
+        with status("reading the session for the charts"):
+            drawn = series.measure(session, found)
+        with status("trying the advice"):
+            found = advice.result()
     with status("writing the page"):
         write(target, page.render(found, drawn))
     print(path)

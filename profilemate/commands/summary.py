@@ -20,6 +20,12 @@ from profilemate.commands.shared.options import (
     opened,
 )
 from profilemate.commands.shared.progress import status
+from profilemate.commands.shared.replaying import (
+    USUAL_SEC,
+    NoReplayOption,
+    ReplayFor,
+    replaying,
+)
 from profilemate.commands.shared.stdout import show
 
 
@@ -42,6 +48,8 @@ class SummaryOptions:
             "of all, then the summary of each.",
         ),
     ] = False
+    no_replay: NoReplayOption = False
+    replay_for: ReplayFor = USUAL_SEC
     as_json: AsJson = False
 
 
@@ -51,6 +59,9 @@ def summary(options: SummaryOptions) -> int:
     Shows on one screen what was found, which setting to change, and the key figures. --full has
     all sections: KV cache usage, block lifetimes, evictions, prefix cache hits, preemptions, CUDA
     graphs.
+
+    Where vLLM can be imported, the numbers that advice names are tried before they are advised:
+    the session's requests go through vLLM's scheduler again. That takes at most 20 s.
 
     Works while vLLM runs and after a crash, and says how far the data goes.
 
@@ -62,6 +73,8 @@ def summary(options: SummaryOptions) -> int:
       profilemate summary ~/runs/session_20260131_120000_4711_c0ffee
       profilemate summary --after 30s
                                       without the first half minute
+      profilemate summary --no-replay
+                                      at once, with estimated advice
       profilemate summary --all       every engine that the program made
       profilemate summary --json | jq .prefix_cache.true.token_rate
 
@@ -76,8 +89,13 @@ def summary(options: SummaryOptions) -> int:
 
     if options.every:
         return _together(options)
-    with status("reading the session"):
-        found = summarize(opened(options.session, options))
+    session = opened(options.session, options)
+    trying = replaying(session, no_replay=options.no_replay, replay_for=options.replay_for)
+    with trying as advice:
+        with status("reading the session"):
+            advice.begin(summarize(session))
+        with status("trying the advice"):
+            found = advice.result()
     write = text.write if options.full else screen.write
     show(found, write, as_json=options.as_json)
     return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import pickle
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,14 +80,25 @@ class Failed:
 Message = Progress | Done | Failed
 
 
-def work(connection: Connection, task: Task, folder: Path) -> None:
-    """Simulate each configuration that comes. Files go into the folder."""
+def work(connection: Connection, folder: Path) -> None:
+    """Simulate each configuration that comes, with the file that has its task. Other files go into
+    the folder."""
     be_quiet(folder)
+    # It takes long, and often nothing has come yet. What fails now fails again for a reason that
+    # the first configuration gets.
+    with suppress(Exception):
+        _vllm()
     # Either of these says that the other process is gone.
     with suppress(EOFError, BrokenPipeError):
         while True:
-            configuration = connection.recv()
-            connection.send(_answer(folder, configuration, task, connection))
+            path, configuration = connection.recv()
+            connection.send(_answer(folder, configuration, _task(path), connection))
+
+
+@functools.cache
+def _task(path: Path) -> Task:
+    task: Task = pickle.loads(path.read_bytes())
+    return task
 
 
 def be_quiet(folder: Path) -> None:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from analysis import open_session, summarize
-from analysis.judgement.advice import Advice
+from analysis.judgement.advice import Advice, pool
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.misses.test_by_hand import allocation, eviction, lookup, request
 
@@ -75,7 +76,7 @@ def test_nothing_recorded_needs_none(session: SessionBuilder) -> None:
     ("handed_out", "flag", "value", "confidence"),
     [
         # 100 usable blocks and the null block, each of 8,192 bytes.
-        (20, "--kv-cache-memory-bytes", str(121 * 8192), "high"),
+        (20, "--kv-cache-memory-bytes", str(121 * 8192), "medium"),
         (80, "--kv-cache-memory-bytes", str(181 * 8192), "medium"),
         (200_000, "--kv-offloading-size", "2", "low"),
     ],
@@ -117,6 +118,23 @@ def test_host_memory_is_for_gpus_and_for_much(
     assert piece.flag == "--kv-cache-memory-bytes"
     assert "host memory" not in piece.expect
     assert ("on each GPU" in piece.says) == (device == "cuda")
+
+
+def test_host_memory_is_not_for_what_runs(session: SessionBuilder) -> None:
+    """Preempted requests need their blocks on the GPU."""
+    settings = ["kv-cache-memory-bytes", "kv-offloading-size"]
+    session.metadata(groups=[GROUP], settings=settings)
+    evicted_and_missed(session, 200_000)
+    summary = summarize(open_session(session.folder))
+    preempted = replace(summary, preemptions=replace(summary.preemptions, tax=0.5))
+    flags = []
+    for found in (summary, preempted):
+        candidate = pool.more_blocks(found)
+        assert candidate is not None
+        flags.append(candidate.advice.flag)
+        assert ("host memory" in candidate.advice.expect) is (found is summary)
+        assert ("--max-num-seqs" in candidate.advice.expect) is (found is preempted)
+    assert flags == ["--kv-offloading-size", "--kv-cache-memory-bytes"]
 
 
 def test_nothing_is_sure_where_the_tables_do_not_fit(session: SessionBuilder) -> None:

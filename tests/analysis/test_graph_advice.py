@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from analysis.summary import Effect
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.analysis.graphs import (
     GIB,
@@ -54,7 +55,7 @@ class TestTurnedOff:
         self.off(session, 12)
         piece = advice(session)["CUDA graphs"]
         assert "--enforce-eager" in piece.says
-        assert (piece.flag, piece.confidence) == (None, "high")
+        assert (piece.flag, piece.confidence) == (None, "medium")
         assert (
             "20 executions launched every kernel one by one; half of them had at most 12"
             in (piece.evidence[0])
@@ -87,7 +88,8 @@ class TestDecodesWithoutFullGraphs:
         assert piece.evidence[0] == (
             "40 executions of 97 to 100 tokens ran in PIECEWISE graphs; 38 steps had decodes alone"
         )
-        assert piece.confidence == "high"
+        assert (piece.known, piece.confidence) == ("modelled", "high")
+        assert piece.effects == (Effect("without_full_graph", 40, 0),)
 
     @pytest.mark.parametrize(
         ("settings", "flag", "value"),
@@ -135,7 +137,7 @@ class TestLargerGraphs:
         piece = advice(session)["capture sizes"]
         # 95 of 100 have at most 500, in steps of 16.
         assert (piece.flag, piece.value) == ("--max-cudagraph-capture-size", "512")
-        assert piece.confidence == "low"
+        assert (piece.known, piece.confidence) == ("estimated", "low")
         assert piece.evidence[0].startswith("80.00 % of executions")
 
     def test_prompts_that_are_too_large_for_any_default(self, session: SessionBuilder) -> None:
@@ -175,6 +177,11 @@ class TestPadding:
             "2 sizes would have padded 0 tokens",
         )
         assert (piece.flag, piece.value) == ("--cudagraph-capture-sizes", "9 20")
+        assert piece.known == "modelled"
+        assert piece.effects == (
+            Effect("graph_share", 1.0, 1.0),
+            Effect("padding_share", 380 / 960, 0.0),
+        )
 
 
 class TestUnused:
@@ -196,6 +203,7 @@ class TestUnused:
         self.unused(session, seconds, memory)
         piece = advice(session)["capture sizes"]
         assert (piece.flag, piece.value) == ("--cudagraph-capture-sizes", "6 8")
+        assert (piece.known, piece.effects[1]) == ("modelled", Effect("padding_share", 0.0, 0.0))
         assert piece.evidence[0].startswith("7 of 8 graphs were never replayed; capturing them")
         assert ("up to 12 KV blocks" in piece.expect) is bool(memory)
 

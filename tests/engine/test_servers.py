@@ -277,9 +277,9 @@ def killed(servers: tuple[Server, Server], lab: Lab) -> Killed:
 
 
 def analyze(session: Path) -> dict[str, Any]:
-    """What ``python -m analysis --json`` says of a session."""
+    """What ``python -m analysis --json`` says of a session, without a replay of its advice."""
     done = subprocess.run(
-        [sys.executable, "-m", "analysis", str(session), "--json"],
+        [sys.executable, "-m", "analysis", str(session), "--json", "--no-replay"],
         cwd=engine.ROOT,
         stdout=subprocess.PIPE,
         check=True,

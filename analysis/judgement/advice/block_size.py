@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from analysis.judgement.advice.candidate import Aim, Candidate
 from analysis.judgement.advice.thresholds import FEW, MUCH
-from analysis.summary import Advice, Summary
+from analysis.prefix.families import TooShort
+from analysis.summary import Advice, Effect, Summary
 from analysis.wording.formats import share
+
+SMALLEST = 16
+"""Tokens of the smallest block that is advised."""
 
 
 def prefix_caching(summary: Summary) -> Advice | None:
@@ -28,11 +35,11 @@ def prefix_caching(summary: Summary) -> Advice | None:
             ),
         ),
         expect=f"Up to {share(shared)} of prefill is saved, as far as the pool keeps it.",
-        confidence="high",
+        confidence="medium",
     )
 
 
-def block_size(summary: Summary) -> Advice | None:
+def block_size(summary: Summary) -> Advice | Candidate | None:
     """Prompts share beginnings that are shorter than a block."""
     families, facts = summary.families, summary.facts
     short = families.too_short
@@ -41,12 +48,28 @@ def block_size(summary: Summary) -> Advice | None:
     found = short.found_tokens / families.prompt_tokens
     if found < MUCH and summary.misses.hit_tokens:
         return None
-    one_group = len(facts.groups) == 1
+    write = partial(_small_blocks, short, found, len(facts.groups) == 1)
+    if len(facts.groups) != 1:
+        return write(short.finding_unit)
+    measured = summary.prefix_cache.true.hit_tokens
+    return Candidate(
+        setting="block_size",
+        value=short.finding_unit,
+        aims=(Aim("hit_rate", measured, tokens=short.found_tokens),),
+        write=write,
+        sure="high",
+        others=tuple(size for size in (64, 32, SMALLEST) if size < short.finding_unit),
+    )
+
+
+def _small_blocks(short: TooShort, found: float, one_group: bool, value: int | None) -> Advice:
+    named = one_group and value is not None
     return Advice(
         about="block size",
-        says=f"Make blocks small enough for what the prompts share: {short.finding_unit} tokens.",
-        flag="--block-size" if one_group else None,
-        value=f"{short.finding_unit}" if one_group else None,
+        says="Make blocks small enough for what the prompts share"
+        + ("." if value is None else f": {value} tokens."),
+        flag="--block-size" if named else None,
+        value=f"{value}" if named else None,
         evidence=(
             (
                 f"{short.requests:,} prompts share up to {short.longest_tokens:,} tokens with an "
@@ -70,7 +93,8 @@ def fragmentation(summary: Summary) -> Advice | None:
     smaller = [
         option
         for option in lost.by_block_size
-        if option.block_size < lost.actual.block_size
+        # Attention kernels for GPUs take no smaller blocks.
+        if SMALLEST <= option.block_size < lost.actual.block_size
         and option.at_end is not None
         and empty - option.at_end >= MUCH
     ]
@@ -90,4 +114,6 @@ def fragmentation(summary: Summary) -> Advice | None:
         ),
         expect=f"{share(best.at_end)} with blocks of {best.block_size}: room for more requests.",
         confidence="medium",
+        known="modelled",
+        effects=(Effect("empty_share", empty, best.at_end),),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from analysis.gpu.capture_sizes import CaptureSizes, Fit
 from analysis.judgement.advice.thresholds import (
     COVERED,
     FEW,
@@ -14,7 +15,7 @@ from analysis.judgement.advice.thresholds import (
     SOME,
     UNDER_USED_PCT,
 )
-from analysis.summary import Advice, Summary
+from analysis.summary import Advice, Effect, Summary
 from analysis.wording.formats import byte_size, counted, seconds, share
 
 SMALL_BATCH = 256
@@ -51,7 +52,7 @@ def none_asked_for(summary: Summary) -> Advice | None:
             "Less time on the host between kernels, which small batches wait for; start-up takes "
             "longer, and graphs take memory from the KV cache."
         ),
-        confidence="high" if eager.p50_tokens <= SMALL_BATCH else "medium",
+        confidence="medium",
     )
 
 
@@ -91,6 +92,9 @@ def decodes_without_full_graphs(summary: Summary) -> Advice | None:
             f"the list instead{_times(sizes.step)}."
         ),
         confidence="high" if gap.decode_steps else "medium",
+        known="modelled",
+        # The graph that is added holds each of these batches.
+        effects=(Effect("without_full_graph", gap.executions, 0),),
     )
 
 
@@ -104,7 +108,8 @@ def larger_graphs(summary: Summary) -> Advice | None:
         return None
     better = sizes.least_padding
     gain = better.execution_share - sizes.today.execution_share if better is not None else 0.0
-    if better is not None and gain >= MUCH:
+    fits = better is not None and gain >= MUCH
+    if better is not None and fits:
         flag, value = _sizes(summary, better.sizes)
         size, is_for_decodes = better.sizes[-1], True
     elif sizes.for_coverage is not None and sizes.for_coverage <= LARGEST_DEFAULT:
@@ -129,6 +134,8 @@ def larger_graphs(summary: Summary) -> Advice | None:
             "gain little: their kernels take longer than launching them."
         ),
         confidence="medium" if is_for_decodes else "low",
+        known="modelled" if fits else "estimated",
+        effects=_effects(sizes, better) if better is not None and fits else (),
     )
 
 
@@ -158,6 +165,8 @@ def less_padding(summary: Summary) -> Advice | None:
             "more, as the sizes fit this session."
         ),
         confidence="medium",
+        known="modelled",
+        effects=_effects(sizes, better),
     )
 
 
@@ -196,6 +205,8 @@ def unused_graphs(summary: Summary) -> Advice | None:
         ),
         expect=f"A shorter start-up{room}; batches of other sizes than this session's pad more.",
         confidence="medium",
+        known="modelled",
+        effects=_effects(sizes, fewest),
     )
 
 
@@ -262,6 +273,15 @@ def overestimated(summary: Summary) -> Advice | None:
         ),
         expect=f"{counted(estimate.blocks or 0, 'KV block')} more, from memory that lies idle.",
         confidence="medium",
+    )
+
+
+def _effects(sizes: CaptureSizes, better: Fit) -> tuple[Effect, ...]:
+    """What these sizes do to the batches that ran, each of which both lists were tried on."""
+    today = sizes.today
+    return (
+        Effect("graph_share", today.execution_share, better.execution_share),
+        Effect("padding_share", today.padding_share, better.padding_share),
     )
 
 

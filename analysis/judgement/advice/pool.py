@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
+from analysis.judgement.advice.candidate import Aim, Candidate
 from analysis.judgement.advice.thresholds import (
     FEW,
     LARGEST_UTILIZATION,
@@ -18,7 +20,7 @@ from analysis.judgement.advice.thresholds import (
     waits,
 )
 from analysis.pool.usage import blocks_by_engine
-from analysis.summary import Advice, Summary
+from analysis.summary import Advice, Effect, Summary
 from analysis.wording.formats import byte_size, seconds, share
 from analysis.wording.printable import abridged
 
@@ -51,6 +53,8 @@ def can_never_run(summary: Summary) -> Advice | None:
             f"{largest.needed_blocks + 1:,} blocks."
         ),
         confidence="high",
+        known="modelled",
+        effects=(Effect("can_never_run", admission.too_large, 0),),
     )
 
 
@@ -66,11 +70,11 @@ def preempts_itself(summary: Summary) -> Advice | None:
         value="",
         evidence=(f"{admission.self_preempted:,} requests were preempted by their own next chunk",),
         expect="They wait in the queue instead of being computed in vain.",
-        confidence="high",
+        confidence="medium",
     )
 
 
-def more_blocks(summary: Summary) -> Advice | None:
+def more_blocks(summary: Summary) -> Candidate | None:
     """The pool is too small: needed contents were evicted, or requests were preempted."""
     missed, preempted = summary.misses, summary.preemptions
     lost = missed.recomputed_tokens / missed.query_tokens if missed.query_tokens else 0.0
@@ -81,18 +85,22 @@ def more_blocks(summary: Summary) -> Advice | None:
     crowded = over >= MUCH and short_of_blocks >= MOST and waits(summary)
     if usage is None or (lost < MUCH and tax < SOME and not crowded):
         return None
-    evidence = []
+    evidence, aims = [], []
     if lost >= MUCH:
+        found = summary.prefix_cache.true.hit_tokens
+        aims.append(Aim("hit_rate", found, tokens=missed.recomputed_tokens))
         evidence.append(
             f"{missed.recomputed_tokens:,} prompt tokens were computed again after their blocks "
             f"had been evicted: {share(missed.recomputed_share)} of all prefill"
         )
     if tax >= SOME:
+        aims.append(Aim("preemptions", preempted.count))
         evidence.append(
             f"{preempted.count:,} preemptions; {share(tax)} of all tokens were computed a "
             "second time because of them"
         )
     if crowded:
+        aims.append(Aim("queue_mean_sec", summary.scheduling.queued.mean_sec))
         evidence.append(
             f"usage was over {OVER_USED_PCT:.0f} % for {share(over)} of the time, and "
             f"{share(short_of_blocks)} of all waiting was for blocks"
@@ -102,15 +110,36 @@ def more_blocks(summary: Summary) -> Advice | None:
         evidence.append(f"half of the evicted blocks lived for less than {seconds(half)}")
     pool = _blocks(summary)
     more = _blocks_wanted(summary, lost >= MUCH)
-    flag, value = _flag(summary, pool, more)
+    return Candidate(
+        setting="num_blocks",
+        value=pool + more,
+        aims=tuple(aims),
+        write=partial(_written, summary, tuple(evidence), lost, tax),
+        sure="high",
+        without=True,
+    )
+
+
+def _written(
+    summary: Summary, evidence: tuple[str, ...], lost: float, tax: float, value: int | None
+) -> Advice:
+    """The advice to have so many usable blocks; or more of them, however many."""
+    pool = _blocks(summary)
+    more = None if value is None else value - pool
+    only_contents = lost >= MUCH and tax < SOME
+    of_contents = lost >= MUCH and more is not None and more <= pool
+    flag, setting = None, None
+    if more is not None:
+        flag, setting = _flag(summary, pool, more, only_contents=only_contents)
     return Advice(
         about="pool",
         says=_larger_pool(pool, more, summary),
         flag=flag,
-        value=value,
-        evidence=tuple(evidence),
+        value=setting,
+        evidence=evidence,
         expect=_of_a_larger_pool(summary, more, lost, tax),
-        confidence="high" if 4 * more <= pool else "medium" if more <= pool else "low",
+        # How many blocks end preemptions and queues, nothing but a replay can say.
+        confidence="medium" if of_contents else "low",
     )
 
 
@@ -126,24 +155,28 @@ def _blocks(summary: Summary) -> int:
     return max((usage.end.total_blocks for usage in summary.usage.pools), default=0)
 
 
-def _larger_pool(pool: int, more: int, summary: Summary) -> str:
-    size = summary.facts.bytes_per_block
-    where = "" if summary.facts.device == "cpu" else " on each GPU"
-    room = "" if size is None else f", {byte_size(more * size)} more{where}"
+def _larger_pool(pool: int, more: int | None, summary: Summary) -> str:
     whose = "each engine's" if len(summary.facts.engines) > 1 else "the"
     pools = sorted(set(blocks_by_engine(summary.usage).values())) or [pool]
     each = f"{pools[0]:,}" if len(pools) == 1 else f"{pools[0]:,} to {pools[-1]:,}"
+    if more is None:
+        return f"Give {whose} KV cache more blocks than its {each}."
+    size = summary.facts.bytes_per_block
+    where = "" if summary.facts.device == "cpu" else " on each GPU"
+    room = "" if size is None else f", {byte_size(more * size)} more{where}"
     return f"Give {whose} KV cache {more:,} blocks more than its {each}{room}."
 
 
-def _flag(summary: Summary, pool: int, more: int) -> tuple[str | None, str | None]:
+def _flag(
+    summary: Summary, pool: int, more: int, *, only_contents: bool
+) -> tuple[str | None, str | None]:
     """The flag that makes room for so many blocks more, and its value."""
     facts = summary.facts
     size = facts.bytes_per_block
     if facts.blocks_override is not None:
         # vLLM makes exactly so many, whatever the memory.
         return "--num-gpu-blocks-override", f"{pool + 1 + more}"
-    if _is_for_host_memory(summary, pool, more):
+    if only_contents and _is_for_host_memory(summary, pool, more):
         if size is None:
             return None, None
         return "--kv-offloading-size", f"{math.ceil(more * size / 2**30)}"
@@ -155,7 +188,8 @@ def _flag(summary: Summary, pool: int, more: int) -> tuple[str | None, str | Non
 
 
 def _is_for_host_memory(summary: Summary, pool: int, more: int) -> bool:
-    """Whether the host should keep so many blocks more, and not the GPU."""
+    """Whether the host should keep so many blocks more, and not the GPU. It can do that only for
+    contents: what runs needs its blocks on the GPU."""
     facts = summary.facts
     if facts.device == "cpu" or facts.blocks_override is not None:
         return False
@@ -163,28 +197,33 @@ def _is_for_host_memory(summary: Summary, pool: int, more: int) -> bool:
     return more > pool and (size is None or more * size >= _FOR_HOST_MEMORY_BYTES)
 
 
-def _of_a_larger_pool(summary: Summary, more: int, lost: float, tax: float) -> str:
+def _of_a_larger_pool(summary: Summary, more: int | None, lost: float, tax: float) -> str:
     missed, facts, pool = summary.misses, summary.facts, _blocks(summary)
     parts = []
     if lost >= MUCH:
+        found = "Nine in ten" if more is not None else "More"
         parts.append(
-            f"Nine in ten of these {missed.recomputed_tokens:,} tokens would have been found; the "
+            f"{found} of these {missed.recomputed_tokens:,} tokens would have been found; the "
             f"hit rate cannot rise above {share(missed.ceiling)}, whatever the pool."
         )
     elif tax >= SOME:
         parts.append("Fewer preemptions, and less work done twice.")
     else:
         parts.append("Shorter queues.")
-    if _is_for_host_memory(summary, pool, more):
+    only_contents = lost >= MUCH and tax < SOME
+    if more is not None and only_contents and _is_for_host_memory(summary, pool, more):
         parts.append(
             f"The pool would be {1 + more / pool:.1f} times as large: keep the additional blocks "
             "in host memory, or send requests that share a prefix to the same engine."
         )
-    if facts.cache_dtype is not None and "fp8" not in facts.cache_dtype and more > pool // 4:
+    is_much = more is None or more > pool // 4
+    if facts.cache_dtype is not None and "fp8" not in facts.cache_dtype and is_much:
         parts.append("--kv-cache-dtype fp8 gives twice as many blocks as 16 bits.")
+    if tax >= SOME and is_much:
+        parts.append("A smaller --max-num-seqs means fewer preemptions, too, and longer queues.")
     if len(facts.groups) == 1:
-        command = f"profilemate whatif SESSION --blocks {pool + 1 + more}"
-        parts.append(f"'{command}' simulates this load with that pool.")
+        blocks = "2x" if more is None else f"{pool + 1 + more}"
+        parts.append(f"'profilemate whatif SESSION --blocks {blocks}' simulates such a pool.")
     return " ".join(parts)
 
 

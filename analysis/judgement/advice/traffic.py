@@ -30,7 +30,7 @@ def same_engine(summary: Summary) -> Advice | None:
             "Requests find these tokens. It takes a router that follows prefixes or conversations; "
             "vLLM's own balancing looks at queues alone."
         ),
-        confidence="high",
+        confidence="medium",
     )
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from analysis.judgement.advice.candidate import Aim, Candidate
 from analysis.judgement.advice.thresholds import (
     MOST,
     MUCH,
@@ -15,7 +18,7 @@ from analysis.summary import Advice, Summary
 from analysis.wording.formats import share
 
 
-def more_requests_at_once(summary: Summary) -> Advice | None:
+def more_requests_at_once(summary: Summary) -> Candidate | None:
     """Requests waited because as many ran as may, while the pool had room."""
     usage, most = summary.usage.combined, summary.facts.scheduler.max_num_seqs
     waited = waited_for(summary, "max_num_seqs")
@@ -28,21 +31,32 @@ def more_requests_at_once(summary: Summary) -> Advice | None:
         return None
     factor = min(2.0, ROOM_PCT / max(usage.peak_pct, 1.0))
     value = max(most + 1, int(most * factor) // 8 * 8)
+    return Candidate(
+        setting="max_num_seqs",
+        value=value,
+        aims=(Aim("queue_mean_sec", summary.scheduling.queued.mean_sec),),
+        write=partial(_more_requests, most, waited, usage.peak_pct),
+        # How much longer a step takes with more requests than ever ran at once is not known.
+        sure="medium",
+    )
+
+
+def _more_requests(most: int, waited: float, peak_pct: float, value: int | None) -> Advice:
     return Advice(
         about="requests at once",
         says="Let more requests run at once.",
-        flag="--max-num-seqs",
-        value=f"{value}",
+        flag=None if value is None else "--max-num-seqs",
+        value=None if value is None else f"{value}",
         evidence=(
             f"{share(waited)} of all waiting was for a place among {most:,} running requests",
-            f"the pool was never fuller than {usage.peak_pct:.1f} %",
+            f"the pool was never fuller than {peak_pct:.1f} %",
         ),
         expect="Shorter queues; each token may take a little longer.",
         confidence="medium",
     )
 
 
-def larger_steps(summary: Summary) -> Advice | None:
+def larger_steps(summary: Summary) -> Candidate | None:
     """Requests waited because each step had given all its tokens out."""
     usage, most = summary.usage.combined, summary.facts.scheduler.max_num_batched_tokens
     waited = waited_for(summary, "token_budget")
@@ -50,14 +64,26 @@ def larger_steps(summary: Summary) -> Advice | None:
         return None
     if summary.preemptions.count or usage.peak_pct >= OVER_USED_PCT:
         return None
+    return Candidate(
+        setting="max_num_batched_tokens",
+        value=2 * most,
+        aims=(Aim("queue_mean_sec", summary.scheduling.queued.mean_sec),),
+        write=partial(_larger_steps, most, waited, usage.peak_pct),
+        # How much longer a step takes with more tokens than any had is not known.
+        sure="medium",
+        grain=64,
+    )
+
+
+def _larger_steps(most: int, waited: float, peak_pct: float, value: int | None) -> Advice:
     return Advice(
         about="step size",
         says="Let a step compute more tokens.",
-        flag="--max-num-batched-tokens",
-        value=f"{2 * most}",
+        flag=None if value is None else "--max-num-batched-tokens",
+        value=None if value is None else f"{value}",
         evidence=(
             f"{share(waited)} of all waiting was for tokens: a step computes {most:,} at most",
-            f"the pool was never fuller than {usage.peak_pct:.1f} %",
+            f"the pool was never fuller than {peak_pct:.1f} %",
         ),
         expect=(
             "Prompts start earlier. Steps with long prompts take longer, which delays requests "

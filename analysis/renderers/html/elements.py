@@ -12,7 +12,7 @@ from analysis.judgement import findings as judged
 from analysis.renderers.html.chart import Bars, Chart, Section, Table
 from analysis.renderers.html.key_figures import KeyFigure
 from analysis.summary import Advice, Summary
-from analysis.wording.advice import none, setting
+from analysis.wording.advice import known, none, setting
 from analysis.wording.findings import NOTHING, all_right, sentence
 from analysis.wording.printable import printable
 from analysis.wording.run_totals import HEADING
@@ -68,7 +68,8 @@ def _advice(one: Advice) -> str:
     because = "".join(f"<li>{text(evidence)}</li>" for evidence in one.evidence)
     return (
         f"<li><h3>{text(one.says)}</h3>{flag}<p>Because</p><ul>{because}</ul>"
-        f"<p>Expect: {text(one.expect)}</p><p>Confidence: {text(one.confidence)}</p></li>"
+        f"<p>Expect: {text(one.expect)}</p><p>Confidence: {text(one.confidence)}</p>"
+        f"<p>How known: {text(known(one))}</p></li>"
     )
 
 

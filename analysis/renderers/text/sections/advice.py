@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from analysis.renderers.text.layout import Line, fill, note
 from analysis.summary import Advice, Summary
-from analysis.wording.advice import none, setting
+from analysis.wording.advice import known, none, setting
 
 _INDENT = 5
 
@@ -23,12 +23,13 @@ def lines(summary: Summary) -> Iterator[Line]:
 
 
 def what(number: int, one: Advice) -> Iterator[Line]:
-    """What to do, without the reasons."""
+    """What to do, and how its effect is known, without the reasons."""
     for at, line in enumerate(fill(one.says, 80 - _INDENT)):
         yield ((f"  {number}. " if at == 0 else " " * _INDENT, "label"), (line, "title"))
     change = setting(one.flag, one.value)
     for line in fill(change, 80 - _INDENT) if change else ():
         yield ((" " * _INDENT, ""), (line, "figure"))
+    yield from _indented("How known: ", known(one))
 
 
 def _why(one: Advice) -> Iterator[Line]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -32,9 +33,17 @@ def text(value: str) -> str:
     return html.escape(printable(value)).replace(" %", "&nbsp;%")
 
 
+def prose(value: str) -> str:
+    """Text between tags, in which no line ends within a flag."""
+    return _FLAG.sub(r'<span class="flag">\g<0></span>', text(value))
+
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+
 def paragraphs(sentences: Iterable[str], kind: str = "") -> str:
     attribute = f' class="{kind}"' if kind else ""
-    return "\n".join(f"<p{attribute}>{text(sentence)}</p>" for sentence in sentences)
+    return "\n".join(f"<p{attribute}>{prose(sentence)}</p>" for sentence in sentences)
 
 
 def figures(found: Iterable[KeyFigure]) -> str:
@@ -50,7 +59,7 @@ def figures(found: Iterable[KeyFigure]) -> str:
 def findings(summary: Summary) -> str:
     """What was found, the costliest first, and what is fine."""
     fine = all_right(judged.fine(summary))
-    found = "".join(f"<li>{text(sentence(finding))}</li>" for finding in summary.findings)
+    found = "".join(f"<li>{prose(sentence(finding))}</li>" for finding in summary.findings)
     listed = f"<ul>{found}</ul>" if found else f"<p>{text(NOTHING)}</p>"
     return listed + (f"\n<p>{text(fine)}</p>" if fine else "")
 
@@ -65,11 +74,11 @@ def advice(summary: Summary) -> str:
 def _advice(one: Advice) -> str:
     change = setting(one.flag, one.value)
     flag = f"<p><code>{text(change)}</code></p>" if change else ""
-    because = "".join(f"<li>{text(evidence)}</li>" for evidence in one.evidence)
+    because = "".join(f"<li>{prose(evidence)}</li>" for evidence in one.evidence)
     return (
-        f"<li><h3>{text(one.says)}</h3>{flag}<p>Because</p><ul>{because}</ul>"
-        f"<p>Expect: {text(one.expect)}</p><p>Confidence: {text(one.confidence)}</p>"
-        f"<p>How known: {text(known(one))}</p></li>"
+        f"<li><h3>{prose(one.says)}</h3>{flag}<p>Because</p><ul>{because}</ul>"
+        f"<p>Expect: {prose(one.expect)}</p><p>Confidence: {text(one.confidence)}</p>"
+        f"<p>How known: {prose(known(one))}</p></li>"
     )
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts over time begin where the load does."""
+"""Charts over time begin where the load does, and no flag is divided."""
 
 from __future__ import annotations
 
 import pytest
 
 from analysis import open_session, series, summarize
+from analysis.renderers.html.elements import prose
 from analysis.renderers.html.page import render, sections_of
 from analysis.renderers.html.report import Report
 from tests.analysis.builder import SessionBuilder
@@ -42,3 +43,11 @@ def test_they_begin_a_little_before_the_first_request(
 
 def test_a_warm_up_that_is_left_out_is_no_beginning(session: SessionBuilder) -> None:
     assert ranges(report_of(session, 2.0, after_sec=12.0)) == {(12.0, 20.0)}
+
+
+def test_no_line_ends_within_a_flag() -> None:
+    said = "Raise --max-num-seqs <16> or --a, but not a--b, nor ---."
+    assert prose(said) == (
+        'Raise <span class="flag">--max-num-seqs</span> &lt;16&gt; or '
+        '<span class="flag">--a</span>, but not a--b, nor ---.'
+    )

@@ -105,10 +105,37 @@ def test_after_a_mark(used: SessionBuilder) -> None:
 
 
 @pytest.mark.parametrize("slip", ["3x", "1.5 days", "", " ", "-2", "..5", "2 m m"])
-def test_a_slip_is_no_mark(used: SessionBuilder, slip: str) -> None:
+def test_a_slip_is_one_line(used: SessionBuilder, slip: str) -> None:
     result = invoke("summary", used.folder, "--after", slip)
     assert result.returncode == 2
-    assert "is not a time" in result.stderr
+    assert "is not a time" in result.stderr or "that is no time; it has none" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("2nd deployment", "2nd deployment"),
+        ("2026-12-01 v3", "2026-12-01 v3"),
+        ("+1 replica", "+1 replica"),
+        (".env", ".env"),
+        ("two lines", " two\nlines "),
+    ],
+)
+def test_every_text_that_a_mark_can_have_is_found(
+    used: SessionBuilder, text: str, asked: str
+) -> None:
+    marked(used.folder, {"timestamp_sec": 0.002, "text": text})
+    found = json.loads(invoke("summary", used.folder, "--json", "--after", asked).stdout)
+    assert found["session"]["begin_sec"] == 0.002
+
+
+@pytest.mark.parametrize("time", ["30s", "5", " 1.5 h "])
+def test_a_time_is_no_text_of_a_mark(used: SessionBuilder, time: str) -> None:
+    """``--after`` takes it for a time, so nobody could ask for the mark."""
+    result = invoke("mark", time, used.folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert f"{time.strip()!r} is a time" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["pause", "resume", "mark"])

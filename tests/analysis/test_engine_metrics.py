@@ -414,10 +414,8 @@ def test_what_a_pause_left_out_is_explained(session: SessionBuilder) -> None:
     assert queries.verdict == "explained"
     assert queries.parts[-1].says == "what came outside the period, as the recording was paused"
     assert found.rows["prefix_cache_hits"].verdict == "unexplained"
-    assert found.all.doubts == (
-        "The recording was paused. vLLM counts from its start, and the session's figures are of "
-        "period 2 of 2, from 0.5 s on: what a counter has more may be of another time.",
-    )
+    (doubt,) = found.all.doubts
+    assert "the session's figures are of period 2 of 2, from 0.5 s on" in doubt
     assert beside(session, prefix_cache_queries_total=1000).all.agrees
 
 

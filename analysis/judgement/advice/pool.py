@@ -19,7 +19,7 @@ from analysis.judgement.advice.thresholds import (
 )
 from analysis.pool.usage import blocks_by_engine
 from analysis.summary import Advice, Summary
-from analysis.wording.formats import byte_size, seconds, share
+from analysis.wording.formats import byte_size, counted, seconds, share
 from analysis.wording.printable import abridged
 
 _FOR_HOST_MEMORY_BYTES = 2**30
@@ -89,7 +89,7 @@ def more_blocks(summary: Summary) -> Advice | None:
         )
     if tax >= SOME:
         evidence.append(
-            f"{preempted.count:,} preemptions; {share(tax)} of all tokens were computed a "
+            f"{counted(preempted.count, 'preemption')}; {share(tax)} of all tokens were computed a "
             "second time because of them"
         )
     if crowded:

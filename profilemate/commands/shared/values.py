@@ -10,10 +10,9 @@ from pathlib import Path
 
 import typer
 
-from profilemate.format.marks import text_of_mark
-
 from analysis.errors import SessionError
 from profilemate.commands.shared.errors import errors_in_one_line
+from profilemate.format.marks import text_of_mark
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 

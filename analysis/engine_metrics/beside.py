@@ -63,8 +63,11 @@ def reconcile(session: Session, page: Page) -> Reconciliation:
     at = moment(session, page)
     seen = Seen(session, at)
     missing = _missing(session)
+    period = session.period
+    # A period that has ended: of a page that was not taken in it, the moment is not known.
+    is_elsewhen = at is None and period is not None and period.end_sec is not None
     rows = tuple(
-        _with_more(row, missing) if missing else row
+        _with_more(row, missing, is_elsewhen=is_elsewhen) if missing else row
         for kind in (prefix_cache, requests, blocks)
         for row in kind.rows(page, seen, facts)
     )
@@ -108,11 +111,14 @@ def _missing(session: Session) -> str | None:
     return None
 
 
-def _with_more(row: Row, missing: str) -> Row:
-    """The row beside a part of a run: vLLM's counters have what is missing, too."""
-    if row.verdict != "unexplained" or row.metric.startswith(_MOMENTARY):
+def _with_more(row: Row, missing: str, *, is_elsewhen: bool) -> Row:
+    """The row beside a part of a run: vLLM's counters have what is missing, too. What is of one
+    moment has nothing more, unless that ``is_elsewhen``, outside of the session's part."""
+    is_momentary = row.metric.startswith(_MOMENTARY)
+    if row.verdict != "unexplained" or (is_momentary and not is_elsewhen):
         return row
-    least = -math.inf if row.metric.startswith("vllm:kv_block_") else 0.0
+    is_any = is_momentary or row.metric.startswith("vllm:kv_block_")
+    least = -math.inf if is_any else 0.0
     if (row.difference or 0.0) < least:
         return row
     more = within(missing, least, math.inf)

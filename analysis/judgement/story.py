@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.summary import Summary
-from analysis.wording.formats import byte_size, duration, percent, seconds, share
+from analysis.wording.formats import byte_size, counted, duration, percent, seconds, share
 from analysis.wording.waiting import WAITED_FOR
 
 _NEARLY_ALL = 0.99
@@ -117,7 +117,7 @@ def _preemptions(summary: Summary) -> Iterator[str]:
         return
     tax = "" if preempted.tax is None else f", {share(preempted.tax)} of all that was computed"
     yield (
-        f"Running requests were preempted {preempted.count:,} times, and "
+        f"Running requests were preempted {counted(preempted.count, 'time')}, and "
         f"{preempted.recomputed_tokens:,} tokens were computed again because of it{tax}."
     )
 
@@ -127,12 +127,12 @@ def _requests(summary: Summary) -> Iterator[str]:
     aborted = f" ({requests.aborted:,} of them aborted)" if requests.aborted else ""
     first = summary.scheduling.first_token.p50_sec
     soon = "" if first is None else f", half of them with their first token within {seconds(first)}"
-    yield f"{requests.ended:,} requests ended{aborted}{soon}."
+    yield f"{counted(requests.ended, 'request')} ended{aborted}{soon}."
     if waiting.most and waiting.by_reason:
         reason, part = next(iter(waiting.by_reason.items()))
         yield (
-            f"Up to {waiting.most:,} requests waited at once; {share(part.share)} of all waiting "
-            f"was for {WAITED_FOR[reason]}."
+            f"Up to {counted(waiting.most, 'request')} waited at once; {share(part.share)} of all "
+            f"waiting was for {WAITED_FOR[reason]}."
         )
     if admission.too_large:
         yield (

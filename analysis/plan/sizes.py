@@ -12,6 +12,8 @@ from analysis.plan.entries import said
 GIB = 2**30
 
 MOST_BYTES = 2**50
+LEAST_BYTES = 2**30
+"""Of a GPU: less is a size without its unit."""
 """More than any GPU or CPU has."""
 
 _UNITS: Mapping[str, int] = {
@@ -81,8 +83,9 @@ def gpu_memory(text: str) -> tuple[int, str]:
         raise RuleError(
             f"{text!r} is no GPU known here ({names}) and no size; write 80GiB"
         ) from None
-    if not 0 < found < MOST_BYTES:
-        raise RuleError(f"--gpu {text!r}: no GPU has that much memory; write 80GiB")
+    if not LEAST_BYTES <= found < MOST_BYTES:
+        many = "much" if found >= MOST_BYTES else "little"
+        raise RuleError(f"--gpu {text!r}: no GPU has that {many} memory; write 80GiB")
     return found, "--gpu"
 
 

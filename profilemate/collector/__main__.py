@@ -12,6 +12,7 @@ from pathlib import Path
 from profilemate.collector import complete_if_ended, leftovers
 from profilemate.collector.follow import follow
 from profilemate.collector.lock import Lock
+from profilemate.collector.log import complain
 from profilemate.collector.snapshots import Asked
 from profilemate.format.collecting import CANNOT_COMPLETE, COMPLETE, RUNNING
 from profilemate.format.errors import SessionError
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
         case [folder]:
             return _follow(Path(folder), detached=False, asked=asked)
         case _:
-            print("usage: python -m profilemate.collector [--complete] SESSION", file=sys.stderr)
+            complain("usage: python -m profilemate.collector [--complete] SESSION")
             return 1
 
 
@@ -54,7 +55,7 @@ def _follow(path: Path, *, detached: bool, asked: Asked | None = None) -> int:
                     follow(session, journals, asked)
             leftovers.clear(session, locked=False)
     except (SessionError, OSError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
+        complain(str(error))
         return CANNOT_COMPLETE
     return COMPLETE
 
@@ -77,7 +78,7 @@ def _complete(session: Path) -> int:
     try:
         return COMPLETE if complete_if_ended(session) else RUNNING
     except (SessionError, OSError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
+        complain(str(error))
         return CANNOT_COMPLETE
 
 

@@ -41,7 +41,8 @@ def complete(path: Path, *, wait: bool, progress: Progress | None = None) -> boo
                 leftovers.clear(session, locked=False)
             return is_ended
     except OSError as error:
-        raise SessionError(f"cannot complete {path}: {error.strerror}: {error.filename}") from None
+        where = f": {error.filename}" if error.filename else ""
+        raise SessionError(f"cannot complete {path}: {error.strerror or error}{where}") from None
 
 
 def _journals_of(session: Folder) -> str | None:

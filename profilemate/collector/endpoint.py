@@ -11,6 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from profilemate.collector.log import complain
 from profilemate.config import Address, shown_address
 from profilemate.format.totals import RunTotals
 
@@ -62,5 +63,5 @@ class Endpoint:
 
     def _say(self, problem: str) -> None:
         if problem != self._problem:
-            print(f"no metrics: {problem}; the session is recorded", file=sys.stderr, flush=True)
+            complain(f"no metrics: {problem}; the session is recorded")
         self._problem = problem

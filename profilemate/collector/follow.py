@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import NoReturn
@@ -16,6 +15,7 @@ from profilemate.collector.endpoint import Endpoint
 from profilemate.collector.follower import Follower
 from profilemate.collector.gpu_memory import Sampler
 from profilemate.collector.journal_reader import READ_BYTES
+from profilemate.collector.log import complain
 from profilemate.collector.pace import BEHIND_SEC, CAUGHT_UP_SEC, gently
 from profilemate.collector.rotation import Rotation
 from profilemate.collector.snapshots import Asked, Snapshots
@@ -128,7 +128,7 @@ class _Work:
             if error.errno not in FULL or not self.follower.alive:
                 raise
             if not self._is_full:
-                print(f"the disk is full, the tables wait for room: {error}", file=sys.stderr)
+                complain(f"the disk is full, the tables wait for room: {error}")
             self._is_full = True
             time.sleep(FULL_SEC)
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from profilemate.collector import leftovers, metadata
 from profilemate.collector.follower import Follower, Papers
+from profilemate.collector.log import complain
 from profilemate.collector.rotation import Rotation
 from profilemate.collector.segments import Closed, files_of
 from profilemate.collector.snapshot_log import BY_SIGNAL, Taken
@@ -124,7 +124,7 @@ class Snapshots:
             self._follower.snapshots.add(result)
         else:
             self._follower.snapshots.fail(result)
-            print(f"no snapshot: {result}; the session goes on", file=sys.stderr, flush=True)
+            complain(f"no snapshot: {result}; the session goes on")
         self._job = self._thread = self._result = None
         self._rotation.is_held = False
 

@@ -15,8 +15,9 @@ import typer
 from analysis.errors import RuleError, SessionError, unreadable
 from profilemate.commands.shared.options import SessionArgument
 from profilemate.commands.shared.stdout import show_line
+from profilemate.commands.shared.values import is_time
 from profilemate.format.folder import Folder
-from profilemate.format.marks import LONGEST_TEXT, MARKS_FILE, MOST_MARKS, Mark, line
+from profilemate.format.marks import LONGEST_TEXT, MARKS_FILE, MOST_MARKS, Mark, line, text_of_mark
 from profilemate.format.session import Founding, read_founding
 
 
@@ -50,10 +51,15 @@ def mark(options: MarkOptions) -> int:
     from analysis.wording.formats import seconds
     from profilemate.commands.shared.running import journals_of_running
 
-    text = " ".join(options.text.split())
+    text = text_of_mark(options.text)
     if not text or len(text) > LONGEST_TEXT or not text.isprintable():
         raise RuleError(
             f"a mark is a text of 1 to {LONGEST_TEXT} printable characters; write what has "
+            "happened, such as 'deployed v2'"
+        )
+    if is_time(text):
+        raise RuleError(
+            f"{text!r} is a time, which '--after' could not tell from a mark; write what has "
             "happened, such as 'deployed v2'"
         )
     session = find_session(options.session)

@@ -79,6 +79,7 @@ def resume(options: PauseOptions) -> int:
 
 def _ask(options: PauseOptions, *, paused: bool) -> int:
     from analysis.tables.find import find_session
+    from analysis.wording.printable import printable
     from profilemate.commands.shared.running import journals_of_running
     from profilemate.format import control
 
@@ -87,7 +88,9 @@ def _ask(options: PauseOptions, *, paused: bool) -> int:
         control.ask(journals, paused=paused)
     word = "pause" if paused else "go on"
     with status(f"waiting for vLLM to {word}"):
-        done, left = _wait(session, options.wait, paused=paused)
+        done, left, over = _wait(session, options.wait, paused=paused)
+    for name, why in over.items():
+        say(f"{name}: its recording has ended ({printable(why)}); it records nothing any more")
     for name in done:
         show_line(f"{name} is paused" if paused else f"{name} records")
     if left and options.wait:
@@ -96,23 +99,30 @@ def _ask(options: PauseOptions, *, paused: bool) -> int:
     return 0
 
 
-def _wait(session: Path, wait_sec: float, *, paused: bool) -> tuple[list[str], list[str]]:
-    """The processes that have done it, and the others, once there is none or time is up."""
-    from analysis.tables.metadata import parts, read
+def _wait(
+    session: Path, wait_sec: float, *, paused: bool
+) -> tuple[list[str], list[str], dict[str, str]]:
+    """The processes that have done it, and the others, once there is none or time is up; and those
+    whose journal could not be written, with the reason."""
+    from analysis.tables.metadata import part, parts, read, text
     from analysis.tables.pauses import paused_now
 
     give_up = time.monotonic() + wait_sec
     real = Path(os.path.realpath(session))
     while True:
         metadata = read(real)
-        recording = [
-            f"{process.get('role')} {process.get('rank')}"
+        running = {
+            f"{process.get('role')} {process.get('rank')}": text(
+                part(process, "hooks_failed").get("journal")
+            )
             for process in parts(metadata, "processes")
             if process.get("ended") == "running"
-        ]
+        }
+        over = {name: why for name, why in running.items() if why}
         are_paused = set(paused_now(metadata))
-        done = [name for name in recording if (name in are_paused) is paused]
-        left = [name for name in recording if name not in done]
-        if (recording and not left) or time.monotonic() >= give_up:
-            return done, left
+        asked = [name for name in running if name not in over]
+        done = [name for name in asked if (name in are_paused) is paused]
+        left = [name for name in asked if name not in done]
+        if (running and not left) or time.monotonic() >= give_up:
+            return done, left, over
         time.sleep(_POLL_SEC)

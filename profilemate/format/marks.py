@@ -28,6 +28,11 @@ class Mark:
     text: str
 
 
+def text_of_mark(text: str) -> str:
+    """The text as a mark has it: any white space is one space, and none is around it."""
+    return " ".join(text.split())
+
+
 def line(mark: Mark) -> bytes:
     """The mark's line in the file."""
     return json.dumps({"timestamp_sec": round(mark.at_sec, 6), "text": mark.text}).encode() + b"\n"

@@ -191,7 +191,7 @@ def _figures(before: Engine | None, after: Engine, seconds: float) -> Figures:
         prompt_tokens_per_sec=a_second(did.query_tokens),
         evictions_per_sec=a_second(did.evictions),
         regretted_per_sec=a_second(did.regretted),
-        never_reused=_share(did.never_reused, did.evictions),
+        never_reused=_share(did.never_reused, did.evictions - did.unknown_evictions),
         lifetime=_median(before.lifetime if before else None, after.lifetime),
         idle=_median(before.idle if before else None, after.idle),
         preemptions_per_sec=a_second(did.preemptions),

@@ -41,7 +41,8 @@ class Pool:
 @dataclass(frozen=True)
 class Counters:
     """What only ever grows in an engine. Tokens are those of the lookups that count for admitted
-    requests: the true hit rate."""
+    requests: the true hit rate. ``unknown_evictions``: of blocks from before a pause, of which
+    nobody knows whether they were reused."""
 
     query_tokens: int = 0
     hit_tokens: int = 0
@@ -55,6 +56,7 @@ class Counters:
     idle_steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    unknown_evictions: int = 0
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def _look(found: Any, written_ns: int) -> Look:
 def _engine(found: Any) -> Engine:
     prefix, requests, steps = found["prefix_cache"], found["requests"], found["steps"]
     evictions = [sums for pool in found["pools"] for sums in pool["evictions"]]
+    evicted = sum(_whole(sums["blocks"]) for sums in evictions)
     busy = [_whole(steps[kind]) for kind in ("prefill", "mixed", "decode")]
     return Engine(
         engine=_whole(found["engine"]),
@@ -190,7 +193,7 @@ def _engine(found: Any) -> Engine:
         counters=Counters(
             query_tokens=_whole(prefix["query_tokens"]),
             hit_tokens=_whole(prefix["hit_tokens"]),
-            evictions=sum(_whole(sums["blocks"]) for sums in evictions),
+            evictions=evicted,
             regretted=sum(_whole(pool["regretted_blocks"]) for pool in found["pools"]),
             never_reused=sum(_whole(sums["never_reused"]) for sums in evictions),
             preemptions=_whole(requests["preemptions"]),
@@ -200,6 +203,7 @@ def _engine(found: Any) -> Engine:
             idle_steps=_whole(steps["idle"]),
             prefill_tokens=_whole(steps["prefill_tokens"]),
             decode_tokens=_whole(steps["decode_tokens"]),
+            unknown_evictions=max(0, evicted - _whole(found["blocks"]["reuses"]["count"])),
         ),
         lifetime=_histogram(found["blocks"]["lifetime"]),
         idle=_histogram(found["blocks"]["idle"]),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from profilemate.format import journal
 from profilemate.format.journal import parse_name
 from profilemate.format.keep import Keep
 from profilemate.format.session import LOCK_FILE
@@ -23,6 +24,10 @@ there is none."""
 
 OF_KEPT = 4
 """The journals of one process take this part of what is kept, at most."""
+
+LEAST_BYTES = 4 * journal.FILE_BYTES
+"""However little is kept, they take so much. A file goes only once it is full and a later one has
+been read, so a collector that works leaves almost as much."""
 
 LOOK_NS = 1_000_000_000
 """How often the thread that writes looks, as long as it has something to write."""
@@ -60,7 +65,7 @@ class Backlog:
         # The first file stays, and is empty once it has been read.
         waiting = len(list(filter(None, sizes)))
         most = self._keep.most_bytes
-        if most is not None and sum(sizes) > most / OF_KEPT:
+        if most is not None and sum(sizes) > max(LEAST_BYTES, most / OF_KEPT):
             return f"no collector has read its last {sum(sizes) >> 20:,} MiB"
         is_alone = _is_free(self._journal.with_name(LOCK_FILE)) or waiting > MOST_FILES
         if time.monotonic() > self._next_start:

@@ -402,6 +402,32 @@ def test_a_page_of_another_engine_is_doubted(session: SessionBuilder) -> None:
     )
 
 
+PAUSED = [{"role": "engine", "rank": 0, "pauses": [[0.2, 0.5]]}]
+
+
+def test_what_a_pause_left_out_is_explained(session: SessionBuilder) -> None:
+    """vLLM's counters go on in a pause, and none of them can have less than the session."""
+    lookups(session)
+    session.metadata(processes=PAUSED)
+    found = beside(session, prefix_cache_queries_total=1000, prefix_cache_hits_total=31)
+    queries = found.rows["prefix_cache_queries"]
+    assert queries.verdict == "explained"
+    assert queries.parts[-1].says == (
+        "what came before or after the session's period, or in a pause of its recording"
+    )
+    assert found.rows["prefix_cache_hits"].verdict == "unexplained"
+    assert beside(session, prefix_cache_queries_total=1000).all.agrees
+
+
+@pytest.mark.parametrize(("until", "agrees"), [(None, True), (9.0, False)])
+def test_usage_of_a_pause_is_not_known(
+    session: SessionBuilder, until: float | None, agrees: bool
+) -> None:
+    session.usage((1, 40), *([(9.5, 40)] if until else []))
+    session.metadata(processes=[{"role": "engine", "rank": 0, "pauses": [[8.0, until]]}])
+    assert beside(session, kv_cache_usage_perc=0.9).all.agrees is agrees
+
+
 def test_several_engines_are_added_up(session: SessionBuilder) -> None:
     session.lookups(
         {"request_id": "a", "query_tokens": 100, "hit_tokens": 0, "engine": 0},

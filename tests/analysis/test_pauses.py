@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from analysis import open_session, series, summarize
 from analysis.renderers.html.page import sections_of
 from analysis.renderers.html.report import Report
 from analysis.tables.pauses import Period, paused_now, period
+from profilemate.format.errors import unreadable
 from profilemate.format.marks import LONGEST_TEXT, MOST_MARKS
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
@@ -105,10 +107,37 @@ def test_after_a_mark(used: SessionBuilder) -> None:
 
 
 @pytest.mark.parametrize("slip", ["3x", "1.5 days", "", " ", "-2", "..5", "2 m m"])
-def test_a_slip_is_no_mark(used: SessionBuilder, slip: str) -> None:
+def test_a_slip_is_one_line(used: SessionBuilder, slip: str) -> None:
     result = invoke("summary", used.folder, "--after", slip)
     assert result.returncode == 2
-    assert "is not a time" in result.stderr
+    assert "is not a time" in result.stderr or "that is no time; it has none" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("2nd deployment", "2nd deployment"),
+        ("2026-12-01 v3", "2026-12-01 v3"),
+        ("+1 replica", "+1 replica"),
+        (".env", ".env"),
+        ("two lines", " two\nlines "),
+    ],
+)
+def test_every_text_that_a_mark_can_have_is_found(
+    used: SessionBuilder, text: str, asked: str
+) -> None:
+    marked(used.folder, {"timestamp_sec": 0.002, "text": text})
+    found = json.loads(invoke("summary", used.folder, "--json", "--after", asked).stdout)
+    assert found["session"]["begin_sec"] == 0.002
+
+
+@pytest.mark.parametrize("time", ["30s", "5", " 1.5 h "])
+def test_a_time_is_no_text_of_a_mark(used: SessionBuilder, time: str) -> None:
+    """``--after`` takes it for a time, so nobody could ask for the mark."""
+    result = invoke("mark", time, used.folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert f"{time.strip()!r} is a time" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["pause", "resume", "mark"])
@@ -166,3 +195,31 @@ def test_charts_over_time_have_a_line_at_each_mark(used: SessionBuilder) -> None
             drawn += 1
             assert "&lt;b&gt;bold&lt;/b&gt; &amp; much more tha..." in texts
     assert drawn > 2
+
+
+@pytest.fixture
+def running(used: SessionBuilder) -> SessionBuilder:
+    """A session that is being recorded, as far as its folder tells."""
+    (used.folder / "journal").mkdir(mode=0o700)
+    return used
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_a_recording_that_has_ended_is_not_said_to_go_on(
+    running: SessionBuilder, command: str
+) -> None:
+    """Its engine runs, and has no journal any more."""
+    why = "No space left on device"
+    engine = {"role": "engine", "rank": 0, "ended": "running", "hooks_failed": {"journal": why}}
+    running.metadata(complete=False, processes=[engine])
+    result = invoke(command, running.folder, "--wait", "5s")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr == (
+        f"profilemate: engine 0: its recording has ended ({why}); it records nothing any more\n"
+    )
+
+
+def test_a_disk_without_room_is_not_one_that_cannot_be_read() -> None:
+    for number, verb in ((errno.ENOSPC, "write"), (errno.EROFS, "write"), (errno.EIO, "read")):
+        said = str(unreadable(Path("session"), OSError(number, "why")))
+        assert said == f"cannot {verb} session: why"

@@ -205,10 +205,25 @@ def test_a_collector_that_ends_at_once_is_started_less_and_less(
         assert [round(pause, -1) for pause in pauses] == [10, 20, 40, 80, 160, 320, 320, 320]
 
 
+def test_little_to_keep_does_not_end_the_recording(tmp_path: Path) -> None:
+    """A collector that works leaves the file that is being written, and the one before it."""
+    (tmp_path / LOCK_FILE).touch()
+    first = tmp_path / "engine0.journal"
+    looks_after = Backlog(first, lambda: None, Keep(2e6, None))
+    first.touch()
+    for number in (2, 3):
+        (tmp_path / journal.file_name("engine0", number)).write_bytes(bytes(journal.FILE_BYTES))
+    assert looks_after.look() == ""
+    for number in (4, 5, 6):
+        (tmp_path / journal.file_name("engine0", number)).write_bytes(bytes(journal.FILE_BYTES))
+    assert looks_after.look() == "no collector has read its last 10 MiB"
+
+
 def test_journals_that_nobody_reads_end_the_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(journal, "FILE_BYTES", FILE_BYTES)
+    monkeypatch.setattr(backlog, "LEAST_BYTES", 0)
     monkeypatch.setattr(launch, "start", lambda directory: None)
     engine = Busy(tmp_path, "", Keep(4e6, None))
     for _ in range(600):

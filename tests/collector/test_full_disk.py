@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -135,6 +136,26 @@ def test_a_disk_that_is_full_for_a_while(
 
     def before(number: int) -> None:
         if number == since:
+            full.__enter__()
+        if number == 50:
+            full.__exit__(None, None, None)
+
+    collect(session, before)
+    check(session, recording)
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_log_lies_on_the_full_disk(
+    recording: Recording, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector cannot say so, and waits for room all the same."""
+    session = disk / "session"
+    shutil.copytree(recording.session, session)
+    full = filled(disk, 0)
+    monkeypatch.setattr(sys, "stderr", open("/dev/full", "w", buffering=1))  # noqa: SIM115
+
+    def before(number: int) -> None:
+        if number == 7:
             full.__enter__()
         if number == 50:
             full.__exit__(None, None, None)

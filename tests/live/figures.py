@@ -92,11 +92,12 @@ def totals(**changes: Any) -> dict[str, Any]:
                         "evictions": [
                             {**evictions, "blocks": 20, "never_reused": 7},
                             {**evictions, "blocks": 3, "never_reused": 1, "reason": "reset"},
+                            {**evictions, "blocks": 4, "never_reused": 0, "origin": "unknown"},
                         ],
                     }
                 ],
                 "blocks": dict.fromkeys(("evictable", "reuse_gap", "reuses"), times)
-                | {"lifetime": lifetime, "idle": idle},
+                | {"lifetime": lifetime, "idle": idle, "reuses": {**times, "count": 23}},
                 "prefix_cache": {
                     "requests": 11,
                     "requests_hit": 12,

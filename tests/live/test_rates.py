@@ -75,6 +75,13 @@ def test_an_idle_window_has_no_shares_and_no_medians() -> None:
     assert (found.lifetime, found.idle) == (None, None)
 
 
+def test_of_contents_from_before_a_pause_nobody_knows_whether_they_were_reused() -> None:
+    after = engine(counters=Counters(evictions=50, never_reused=10, unknown_evictions=30))
+    found = between(look_at(100, engine()), look_at(110, after), 0)
+    assert found is not None
+    assert (found.evictions_per_sec, found.never_reused) == (5.0, 0.5)
+
+
 def test_an_engine_that_comes_in_the_window_counts_from_nothing() -> None:
     first, last = look_at(10), look_at(20, engine(), engine(1, counters=Counters(arrived=30)))
     found = between(first, last, 1)

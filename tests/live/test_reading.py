@@ -51,7 +51,7 @@ def test_each_figure_comes_from_its_place(tmp_path: Path) -> None:
                 counters=Counters(
                     query_tokens=1300,
                     hit_tokens=650,
-                    evictions=23,
+                    evictions=27,
                     regretted=5,
                     never_reused=8,
                     preemptions=16,
@@ -61,6 +61,7 @@ def test_each_figure_comes_from_its_place(tmp_path: Path) -> None:
                     idle_steps=18,
                     prefill_tokens=19,
                     decode_tokens=21,
+                    unknown_evictions=4,
                 ),
                 lifetime=Histogram(TIMES_NS, tuple(range(1, last + 1))),
                 idle=Histogram(TIMES_NS, tuple(range(101, last + 101))),

@@ -165,8 +165,9 @@ def test_a_session_in_words(session: SessionBuilder) -> None:
         (["--layers", 4], "name a model, or give --kv-heads, --head-size too"),
         ([LLAMA, "--layers", 4], "--layers is for a plan without MODEL; leave out one of the two"),
         ([LLAMA, "--gpu", "big"], "'big' is no GPU known here (V100-16GB, T4,"),
-        ([LLAMA, "--gpu", "0GiB"], "--gpu '0GiB': no GPU has that much memory"),
+        ([LLAMA, "--gpu", "0GiB"], "--gpu '0GiB': no GPU has that little memory"),
         ([LLAMA, "--gpu", "9999TiB"], "--gpu '9999TiB': no GPU has that much memory"),
+        ([LLAMA, "--gpu", "80"], "--gpu '80': no GPU has that little memory; write 80GiB"),
         (
             ["--layers", 10**9, "--kv-heads", 1, "--head-size", 64, "--max-model-len", 64],
             "--layers 1000000000: a model has fewer, at most 1,000 here",

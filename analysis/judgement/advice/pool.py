@@ -21,7 +21,7 @@ from analysis.judgement.advice.thresholds import (
 )
 from analysis.pool.usage import blocks_by_engine
 from analysis.summary import Advice, Effect, Summary
-from analysis.wording.formats import byte_size, seconds, share
+from analysis.wording.formats import byte_size, counted, seconds, share
 from analysis.wording.printable import abridged
 
 _FOR_HOST_MEMORY_BYTES = 2**30
@@ -96,7 +96,7 @@ def more_blocks(summary: Summary) -> Candidate | None:
     if tax >= SOME:
         aims.append(Aim("preemptions", preempted.count))
         evidence.append(
-            f"{preempted.count:,} preemptions; {share(tax)} of all tokens were computed a "
+            f"{counted(preempted.count, 'preemption')}; {share(tax)} of all tokens were computed a "
             "second time because of them"
         )
     if crowded:

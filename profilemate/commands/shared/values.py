@@ -12,6 +12,7 @@ import typer
 
 from analysis.errors import SessionError
 from profilemate.commands.shared.errors import errors_in_one_line
+from profilemate.format.marks import text_of_mark
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -42,18 +43,23 @@ class Moment:
 def moment(text: str) -> Moment:
     """Seconds, or the text of a mark.
 
-    >>> moment("2m"), moment("deployed v2")
-    (Moment(sec=120.0, mark=None), Moment(sec=0.0, mark='deployed v2'))
+    >>> moment("2m"), moment("2nd deployment")
+    (Moment(sec=120.0, mark=None), Moment(sec=0.0, mark='2nd deployment'))
     """
     if isinstance(text, Moment):
         return text
     try:
         return Moment(seconds(text))
     except typer.BadParameter:
-        # What begins like a number is a slip, and no mark.
-        if re.match(r"[\s\d.+-]*$|[\d.]", str(text)):
+        mark = text_of_mark(str(text))
+        if not mark:
             raise
-        return Moment(mark=str(text))
+        return Moment(mark=mark)
+
+
+def is_time(text: str) -> bool:
+    """Whether ``moment`` takes the text for a time, whatever mark there is."""
+    return moment(text).mark is None
 
 
 def whole(text: str) -> int:

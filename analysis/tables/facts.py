@@ -221,7 +221,10 @@ def _warnings(metadata: Mapping[str, Any]) -> Iterator[str]:
     yield from _senseless(metadata)
     dropped = whole(metadata.get("dropped_events"))
     if dropped:
-        yield f"{dropped:,} events were dropped: the disk was full or failed; figures are too low"
+        yield (
+            f"{dropped:,} events were dropped: the journal could not be written, or nobody read "
+            "it; figures are too low"
+        )
     rows = whole(part(metadata, "cost").get("rows_dropped"))
     if rows:
         yield f"{rows:,} rows were dropped: the disk was full or failed; figures are too low"

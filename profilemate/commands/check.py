@@ -226,8 +226,12 @@ def _say_doubts(found: Checked, *, anyway: bool) -> None:
             "the baseline is not comparable (--anyway checks all the same): "
             + " ".join(found.doubts)
         )
+    from analysis.wording.session import paused
+
     doubts = list(found.doubts)
     if found.baseline is None and found.session.state != "complete":
         doubts.append(f"{found.session.session_id} is {found.session.state}: {found.session.note}")
+    if found.baseline is None and (period := paused(found.session)) is not None:
+        doubts.append(f"{found.session.session_id}: {period}")
     for doubt in doubts:
         say(f"note: {doubt}")

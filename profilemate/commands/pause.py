@@ -15,6 +15,7 @@ from profilemate.commands.shared.options import SessionArgument
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show_line
 from profilemate.commands.shared.values import seconds
+from profilemate.format.session import METADATA_FILE
 from profilemate.messages import say
 
 _POLL_SEC = 0.1
@@ -84,15 +85,21 @@ def _ask(options: PauseOptions, *, paused: bool) -> int:
     from profilemate.format import control
 
     session = find_session(options.session)
+    asked_at = time.time()
     with journals_of_running(session) as journals:
         control.ask(journals, paused=paused)
     word = "pause" if paused else "go on"
     with status(f"waiting for vLLM to {word}"):
-        done, left, over = _wait(session, options.wait, paused=paused)
+        done, left, over = _wait(session, options.wait, asked_at, paused=paused)
     for name, why in over.items():
         say(f"{name}: its recording has ended ({printable(why)}); it records nothing any more")
     for name in done:
         show_line(f"{name} is paused" if paused else f"{name} records")
+    if options.wait and not (done or left or over):
+        say(
+            f"nothing has been written to {session} since: its collector may be gone, and is "
+            "started again with the next steps; vLLM has been asked all the same"
+        )
     if left and options.wait:
         one = "an engine does so at the end of its next step, a worker of its next execution"
         say(f"{', '.join(left)}: not yet; {one}")
@@ -100,10 +107,11 @@ def _ask(options: PauseOptions, *, paused: bool) -> int:
 
 
 def _wait(
-    session: Path, wait_sec: float, *, paused: bool
+    session: Path, wait_sec: float, asked_at: float, *, paused: bool
 ) -> tuple[list[str], list[str], dict[str, str]]:
     """The processes that have done it, and the others, once there is none or time is up; and those
-    whose journal could not be written, with the reason."""
+    whose journal could not be written, with the reason. None of them where nothing has been written
+    since that wall clock."""
     from analysis.tables.metadata import part, parts, read, text
     from analysis.tables.pauses import paused_now
 
@@ -123,6 +131,17 @@ def _wait(
         asked = [name for name in running if name not in over]
         done = [name for name in asked if (name in are_paused) is paused]
         left = [name for name in asked if name not in done]
-        if (running and not left) or time.monotonic() >= give_up:
+        is_new = _written_at(real / METADATA_FILE) >= asked_at
+        if is_new and running and not left:
             return done, left, over
+        if time.monotonic() >= give_up:
+            return (done, left, over) if is_new else ([], [], {})
         time.sleep(_POLL_SEC)
+
+
+def _written_at(path: Path) -> float:
+    """The file's time; long ago where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

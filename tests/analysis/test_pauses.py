@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,30 @@ def test_what_has_ended_cannot_be_asked(used: SessionBuilder, command: str) -> N
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
     assert "has ended: nothing records it any more" in result.stderr
+
+
+def test_nobody_has_written_since(tmp_path: Path) -> None:
+    """A metadata.json of before says nothing of what a process does now."""
+    from tests.collector.journals import EngineJournal
+
+    journal = EngineJournal(tmp_path)
+    process = {"role": "engine", "rank": 0, "ended": "running", "pauses": []}
+    path = journal.folder / "metadata.json"
+    path.write_text(json.dumps({"format_version": 1, "processes": [process]}))
+    os.utime(path, (1e9, 1e9))
+    result = invoke("resume", journal.folder, "--wait", "0.2s")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "its collector may be gone" in " ".join(result.stderr.split())
+    assert json.loads((journal.folder / "journal" / "control.json").read_text()) == {
+        "paused": False
+    }
+    os.utime(path, (1e11, 1e11))
+    result = invoke("resume", journal.folder, "--wait", "0.2s")
+    assert (result.stdout, result.stderr) == ("engine 0 records\n", "")
+    result = invoke("pause", journal.folder, "--wait", "0.2s")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "engine 0: not yet; an engine does so" in " ".join(result.stderr.split())
+    journal.recorder.close()
 
 
 @pytest.mark.parametrize("text", ["", "  ", "x" * (LONGEST_TEXT + 1), "a\x00b", "\x1b[1m"])

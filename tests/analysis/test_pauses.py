@@ -237,6 +237,8 @@ def test_a_recording_that_has_ended_is_not_said_to_go_on(
     why = "No space left on device"
     engine = {"role": "engine", "rank": 0, "ended": "running", "hooks_failed": {"journal": why}}
     running.metadata(complete=False, processes=[engine])
+    # As if it were written from now on.
+    os.utime(running.folder / "metadata.json", (1e11, 1e11))
     result = invoke(command, running.folder, "--wait", "5s")
     assert (result.returncode, result.stdout) == (0, "")
     assert result.stderr == (

@@ -156,6 +156,15 @@ def test_a_replay_that_is_unlike_the_session_says_nothing() -> None:
     assert "3 preemptions in place of 8" in advice.remark
 
 
+def test_a_queue_that_is_unlike_the_session_s_has_its_units() -> None:
+    search = candidate(aims=(Aim("queue_mean_sec", 0.0010721),), without=False)
+    long = replace(BEFORE, queue_mean_sec=0.8545)
+    advice = confirmed(search, Replay(preempts_below(90), before=long), None)
+    assert advice is not None
+    assert advice.remark is not None
+    assert "854.5 ms in the queue in place of 1.1 ms." in advice.remark
+
+
 BOTH = (Aim("hit_rate", 100, tokens=200), Aim("preemptions", 8))
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from analysis.judgement.advice.candidate import Aim, Candidate, Setting
 from analysis.summary import Advice, Effect, Known
 from analysis.whatif.outcome import Outcome
+from analysis.wording.formats import number, seconds
 
 AS_MEASURED = 0.05
 """A replay of the recorded configuration is like the session if its hit rate is off by no more."""
@@ -225,8 +226,12 @@ def _check_likeness(aims: Sequence[Aim], before: Outcome) -> None:
             off = not (found and 1 / WITHIN <= found / aim.measured <= WITHIN)
             if aim.figure == "queue_mean_sec":
                 off = off and abs(found - aim.measured) > _two_steps(before)
-            unit = "preemptions" if aim.figure == "preemptions" else "s in the queue"
-            was, measured = f"{found:,.6g} {unit}", f"{aim.measured:,.6g}"
+            write, what = (
+                (number, "preemptions")
+                if aim.figure == "preemptions"
+                else (seconds, "in the queue")
+            )
+            was, measured = f"{write(found)} {what}", write(aim.measured)
         if off:
             raise NoReplay(
                 f"A replay of the recorded configuration is unlike the session: {was} in place "

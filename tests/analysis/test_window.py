@@ -296,7 +296,8 @@ class TestCommand:
         assert_fails(result, "it ends at 10 s, and what came before 10 s is to be left out")
         result = invoke("summary", session.folder, "--after", "10 parsecs")
         assert (result.returncode, result.stdout) == (2, "")
-        assert "'10 parsecs' is not a time; write 30s, 2m, 1.5h" in " ".join(result.stderr.split())
+        said = " ".join(result.stderr.split())
+        assert "has no mark '10 parsecs', and that is no time; it has none; write 30s, 2m" in said
         for wrong in ("-1", "1.5", "\uff11", "\u0663", "1_000", "9" * 5_000):
             result = invoke("summary", session.folder, f"--requests-after={wrong}")
             assert (result.returncode, result.stdout) == (2, "")

@@ -495,13 +495,13 @@ def stop(*pids: int) -> None:
 
 @contextmanager
 def slowed(pid: int) -> Iterator[None]:
-    """A process that gets a fifth of its time, so that those who wait for it keep up."""
+    """A process that gets a twentieth of its time, so that those who wait for it keep up."""
     is_done = threading.Event()
 
     def slow() -> None:
         while not is_done.wait(0.005):
             with halted(pid):
-                is_done.wait(0.02)
+                is_done.wait(0.095)
 
     thread = threading.Thread(target=slow)
     thread.start()

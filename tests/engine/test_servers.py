@@ -193,7 +193,8 @@ def test_vllms_metrics_agree_with_the_session(served: Served) -> None:
     assert rows['request_success{finished_reason="abort"}'].difference == -1
     # The load overflows the pool. All that it reuses has content, but for requests' last blocks.
     lifetimes = rows["kv_block_lifetime_seconds_count"]
-    assert lifetimes.session is not None and lifetimes.vllm is not None
+    assert lifetimes.session is not None
+    assert lifetimes.vllm is not None
     assert lifetimes.vllm > lifetimes.session > 0
     assert found.agrees, [row for row in found.rows if row.verdict == "unexplained"]
 

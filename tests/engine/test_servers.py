@@ -222,7 +222,7 @@ def test_clients_leave_nothing(served: Served, lab: Lab) -> None:
 
 SHORT, LONG, ENDLESS = 30, 400, 1800
 """Tokens asked for."""
-READ = 50
+READ = 8
 """Tokens read of an answer before something is killed."""
 
 

@@ -48,7 +48,7 @@ def served(lab: Lab) -> Iterator[Served]:
         (engine_pid,) = engine.wait_for_engines(session, 1).values()
         answer(server.port, tokens(1, 100), 5)
         with engine.slowed(engine_pid):
-            long = Answer(server.port, tokens(2, PROMPT), LONG).read(20)
+            long = Answer(server.port, tokens(2, PROMPT), LONG).read(3)
         # It holds its blocks for as long as it likes.
         with engine.halted(engine_pid):
             engine.wait_for("a full pool", lambda: taken(session), engine.SETTLED_SECONDS)

@@ -21,11 +21,8 @@ from typing import Any
 
 from analysis.plan.built import Built, Held
 from analysis.plan.groups import Group, Layout
+from profilemate.simulation.memory import SeveralSizesError, bytes_per_block, deciding
 from profilemate.simulation.missing import stand_in, tolerated
-
-_MEMORY = 2**60
-_PLENTY = 2**66
-"""Bytes for the stage in question, and for the others, so that these never decide."""
 
 AVX512_BF16 = ("cpu-avx512-bf16", "cpu-amx")
 """Platforms whose processor has it."""
@@ -391,28 +388,22 @@ def _grouped(made: Sequence[_Stage], asked: Asked, release: str) -> Layout:
             "anything in the KV cache; plan with fewer stages"
         )
     found = []
-    for deciding in range(len(made)):
-        memory = [_MEMORY if stage == deciding else _PLENTY for stage in range(len(made))]
+    for stage in range(len(made)):
         specs = [dict(one.specs) for one in made]
+        memory = deciding(stage, len(made))
         found.append(kv_cache_utils.get_kv_cache_configs(config, specs, memory))
+    try:
+        sizes = bytes_per_block(found)
+    except SeveralSizesError as error:
+        raise NotKnownError(str(error)) from None
     return Layout(
         groups=tuple(
             _group(parts, made, config)
             for parts in zip(*(one.kv_cache_groups for one in found[0]), strict=True)
         ),
-        bytes_per_block=tuple(
-            _bytes_per_block(configs[stage].num_blocks) for stage, configs in enumerate(found)
-        ),
+        bytes_per_block=sizes,
         decided_by=f"vLLM {release}",
     )
-
-
-def _bytes_per_block(blocks: int) -> int:
-    """The only size of which exactly so many fit into the memory."""
-    size = round(_MEMORY / blocks)
-    if _MEMORY // size != blocks:
-        raise NotKnownError(f"{blocks:,} blocks in {_MEMORY:,} bytes fit several sizes")
-    return size
 
 
 def _group(parts: Sequence[Any], made: Sequence[_Stage], config: Any) -> Group:

@@ -16,10 +16,7 @@ from typing import Any
 from analysis.errors import RuleError
 from analysis.plan.groups import Group, Layout, described
 from analysis.plan.specs import Spec, Stage
-
-_MEMORY = 2**60
-_PLENTY = 2**66
-"""Bytes for the stage in question, and for the others, so that these never decide."""
+from profilemate.simulation.memory import SeveralSizesError, bytes_per_block, deciding
 
 
 class NoVllmError(Exception):
@@ -54,8 +51,8 @@ def _asked(stages: Sequence[Stage]) -> Layout:
     except Exception as error:
         raise NoVllmError(f"{vllm.__version__} has other settings: {_line(error)}") from None
 
-    def made(deciding: int) -> Any:
-        memory = [_MEMORY if stage == deciding else _PLENTY for stage in range(len(stages))]
+    def made(stage: int) -> Any:
+        memory = deciding(stage, len(stages))
         try:
             return kv_cache_utils.get_kv_cache_configs(settings, asked, memory)
         except (NotImplementedError, ValueError) as error:
@@ -75,24 +72,18 @@ def _asked(stages: Sequence[Stage]) -> Layout:
 def _layout(stages: Sequence[Stage], found: Sequence[Any], version: str) -> Layout:
     """The groups that vLLM made, once for each stage as the one that decides."""
     specs = {name: spec for stage in stages for name, spec in stage.items()}
+    try:
+        sizes = bytes_per_block(found)
+    except SeveralSizesError as error:
+        raise NoVllmError(str(error)) from None
     return Layout(
         groups=tuple(
             _group(parts, specs)
             for parts in zip(*(one.kv_cache_groups for one in found[0]), strict=True)
         ),
-        bytes_per_block=tuple(
-            _bytes_per_block(configs[stage].num_blocks) for stage, configs in enumerate(found)
-        ),
+        bytes_per_block=sizes,
         decided_by=f"vLLM {version}",
     )
-
-
-def _bytes_per_block(blocks: int) -> int:
-    """The only size of which exactly so many fit into the memory."""
-    size = round(_MEMORY / blocks)
-    if _MEMORY // size != blocks:
-        raise NoVllmError(f"{blocks:,} blocks in {_MEMORY:,} bytes fit several sizes")
-    return size
 
 
 def _group(parts: Sequence[Any], specs: Stage) -> Group:

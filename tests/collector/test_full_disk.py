@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.keep import ALL
 from tests.kv.test_segments import Recording, check_indexes, recording, whole
+from tests.support.small_disk import mounted
 
 __all__ = ["recording"]
 
@@ -37,13 +37,8 @@ Before = Callable[[int], None]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mounted(tmp_path / "disk", DISK) as disk:
+        yield disk
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from tests.kv.recording import (
 from tests.kv.test_recorder import events_in, frames_of, json_values
 from tests.kv.transcript import arrivals, transcript
 from tests.support.scheduler import build_scheduler
+from tests.support.small_disk import mounted
 
 pytestmark = pytest.mark.usefixtures("hooks_on")
 
@@ -41,17 +42,8 @@ LAST_FRAME = 4
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 32 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "32k") as disk:
+        yield disk
 
 
 def unprofiled(model: Path, count: int = 40) -> list[Any]:

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +43,7 @@ from tests.kv.test_segments import (  # noqa: F401
     whole,
 )
 from tests.support.scheduler import RequestMaker, build_scheduler, step, tokens
+from tests.support.small_disk import mounted
 
 pytestmark = pytest.mark.usefixtures("hooks_on")
 
@@ -416,17 +416,8 @@ def test_it_says_what_one_by_hand_says(recording: Recording) -> None:  # noqa: F
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MiB, on which nothing can be linked."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "2m") as disk:
+        yield disk
 
 
 @contextmanager

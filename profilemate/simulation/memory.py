@@ -33,6 +33,8 @@ def bytes_per_block(found: Sequence[Sequence[Any]]) -> tuple[int, ...]:
 def _size(blocks: int) -> int:
     """The only size of which exactly so many fit into the memory."""
     size = round(_MEMORY / blocks)
-    if _MEMORY // size != blocks:
+    if [each for each in (size - 1, size, size + 1) if each and _MEMORY // each == blocks] != [
+        size
+    ]:
         raise SeveralSizesError(f"{blocks:,} blocks in {_MEMORY:,} bytes fit several sizes")
     return size

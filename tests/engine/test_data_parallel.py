@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Semaphore
+from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.engine
 RANKS = (0, 1)
 ANSWERS = 24
 OUTPUT = 40
-LONG_ANSWERS = 16
-"""Two or three fit into a pool at once. An API server on a busy machine is seconds behind."""
+LONG_ANSWERS = 4
 
 
 @dataclass(frozen=True)
@@ -57,25 +56,23 @@ def served(lab: Lab) -> Served:
             for pid, title in engine.children(server.process.pid).items()
             if "apiserver" in title.lower()
         ]
-        with ThreadPoolExecutor(LONG_ANSWERS) as clients:
-            under_way = Semaphore(0)
+        with lab.slow_answers() as slow, ThreadPoolExecutor(LONG_ANSWERS) as clients:
+            under_way = Barrier(LONG_ANSWERS + 1, timeout=engine.END_SECONDS)
             asking = [
-                clients.submit(ask_for_long_answer, server.port, seed, under_way)
+                clients.submit(ask_for_long_answer, server.port, seed, under_way, slow)
                 for seed in range(LONG_ANSWERS)
             ]
-            under_way.acquire(timeout=engine.END_SECONDS)
-            # So no answer ends while the servers do.
-            with engine.halted(*engines.values()):
-                engine.kill(server.process.pid, *api_servers)
-                for client in asking:
-                    client.result()
-                alone = engine.elapsed_sec(session)
-                size = engine.journal_size(session)
-        engine.wait_for(
-            "engines to go on whose API servers are dead",
-            lambda: engine.journal_size(session) > size,
-            engine.END_SECONDS,
-        )
+            under_way.wait()
+            engine.kill(server.process.pid, *api_servers)
+            for client in asking:
+                client.result()
+            alone = engine.elapsed_sec(session)
+            size = engine.journal_size(session)
+            engine.wait_for(
+                "engines to go on whose API servers are dead",
+                lambda: engine.journal_size(session) > size,
+                engine.END_SECONDS,
+            )
         # They leave the collector, which gives way to them, hardly a moment of two processors.
         engine.stop(*engines.values())
         engine.wait_for(
@@ -94,12 +91,11 @@ def served(lab: Lab) -> Served:
     return Served(session, metrics, completed_too_early, alone)
 
 
-def ask_for_long_answer(port: int, seed: int, under_way: Semaphore) -> None:
-    """Read until the server dies; says when tokens come."""
-    with suppress(ConnectionError):
-        asked = Answer(port, tokens(100 + seed, 100), 1800).read(20)
-        under_way.release()
-        asked.read()
+def ask_for_long_answer(port: int, seed: int, under_way: Barrier, slow: dict[str, Any]) -> None:
+    """Read until the server dies; waits for the others once tokens come."""
+    asked = Answer(port, tokens(100 + seed, 100), 1800, **slow).read(3)
+    under_way.wait()
+    asked.read()
 
 
 def test_both_engines_are_in_one_session(served: Served) -> None:

@@ -92,9 +92,9 @@ def test_the_forked_engine_joins_its_parents_session(killed: Killed) -> None:
 def test_a_killed_engine_loses_nothing_but_its_step(killed: Killed, lab: Lab) -> None:
     ended = (lab.folder / STEPS_LOG).stat().st_size
     scheduled = engine.total(engine.rows(killed.session, "scheduler_steps"), "repeats")
-    # With asynchronous scheduling, one more has been scheduled than has ended; of steps that are
-    # quicker than two writes, those of the last 10 ms may be lost.
-    assert ended - 5 <= scheduled <= ended + 2
+    # With asynchronous scheduling, one more has been scheduled than has ended. The steps are slower
+    # than two writes, unless a busy machine gave the writing thread no processor.
+    assert ended - 2 <= scheduled <= ended + 2
     engine.assert_begin_the_same(engine.tables(killed.before), engine.tables(killed.session))
     known = engine.metadata(killed.session)
     assert [process["ended"] for process in known["processes"]] == ["killed"]

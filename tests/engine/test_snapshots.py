@@ -47,10 +47,8 @@ def served(lab: Lab) -> Iterator[Served]:
         session = engine.session_of(server, lab.sessions("snapshots"))
         (engine_pid,) = engine.wait_for_engines(session, 1).values()
         answer(server.port, tokens(1, 100), 5)
-        with engine.slowed(engine_pid):
-            long = Answer(server.port, tokens(2, PROMPT), LONG).read(3)
-        # It holds its blocks for as long as it likes.
-        with engine.halted(engine_pid):
+        with lab.slow_answers() as slow:
+            long = Answer(server.port, tokens(2, PROMPT), LONG, **slow).read(3)
             engine.wait_for("a full pool", lambda: taken(session), engine.SETTLED_SECONDS)
         long.read().close()
         os.kill(engine.collector_pid(session), signal.SIGUSR2)

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +46,7 @@ ENGINE_OPTIONS = (
     "--max-num-seqs=16",
     "--enforce-eager",  # compiling would need a C++ compiler
 )
+SLOW = "--logits-processors=tests.engine.apps.slow:Slow"
 
 START_SECONDS = 600
 """Far more than vLLM needs: an idle machine takes half a minute."""
@@ -185,10 +185,22 @@ class Lab:
             process.wait()
 
     @contextmanager
+    def slow_answers(self) -> Iterator[dict[str, Any]]:
+        """Fields of requests that take seconds for a few tokens in the block, and go on after it
+        as others do.
+        """
+        file = self.folder / "slow"
+        file.touch()
+        try:
+            yield {"vllm_xargs": {"slow_while": str(file)}}
+        finally:
+            file.unlink()
+
+    @contextmanager
     def server(self, name: str, *options: str, **variables: Any) -> Iterator[Server]:
         """Start ``vllm serve``; all its processes are gone after the block."""
         (self.folder / name).mkdir()
-        engine = [str(self.model), f"--served-model-name={SERVED_NAME}", *ENGINE_OPTIONS]
+        engine = [str(self.model), f"--served-model-name={SERVED_NAME}", *ENGINE_OPTIONS, SLOW]
         environ = self.environment(name, **variables)
         with serve(VLLM, [*engine, *options], environ, self.folder / name / "log") as server:
             yield server
@@ -491,36 +503,6 @@ def stop(*pids: int) -> None:
     """Halt processes where they are, so that they take no processor time until they are killed."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-
-
-@contextmanager
-def slowed(pid: int) -> Iterator[None]:
-    """A process that gets a twentieth of its time, so that those who wait for it keep up."""
-    is_done = threading.Event()
-
-    def slow() -> None:
-        while not is_done.wait(0.005):
-            with halted(pid):
-                is_done.wait(0.095)
-
-    thread = threading.Thread(target=slow)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_done.set()
-        thread.join()
-
-
-@contextmanager
-def halted(*pids: int) -> Iterator[None]:
-    """Processes stand still in the block, and go on after it."""
-    stop(*pids)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 def children(pid: int) -> dict[int, str]:

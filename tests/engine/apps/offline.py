@@ -61,11 +61,12 @@ def generate(llm: Any, prompts: list[Any], params: list[Any]) -> list[list[Any]]
     ]
 
 
-def generate_endlessly(llm: Any) -> None:
-    """Two requests that fill the pool, again and again, until somebody ends the engine."""
+def generate_endlessly(llm: Any, slow_while: Path) -> None:
+    """Two slow requests, again and again, until somebody ends the engine."""
     from vllm import SamplingParams
 
-    params = SamplingParams(max_tokens=1900, ignore_eos=True, detokenize=False)
+    slow = {"slow_while": str(slow_while)}
+    params = SamplingParams(max_tokens=1900, ignore_eos=True, detokenize=False, extra_args=slow)
     for seed in range(1000, sys.maxsize, 2):
         prompts = [{"prompt_token_ids": tokens(seed + number, 64)} for number in range(2)]
         llm.generate(prompts, params, use_tqdm=False)
@@ -116,6 +117,7 @@ def main() -> int:
         max_num_batched_tokens=2048,
         enforce_eager=True,
         enable_prefix_caching=True,
+        logits_processors=["slow:Slow"],
     )
     identical = generate(llm, *identical_prompts())
     mixed = generate(llm, *mixed_prompts())
@@ -129,7 +131,7 @@ def main() -> int:
     scratch.write_text(json.dumps(result))
     scratch.rename(options.result)
     if options.endless:
-        generate_endlessly(llm)
+        generate_endlessly(llm, options.result)
     return STATUS
 
 

@@ -23,6 +23,9 @@ from analysis.plan.parameters import estimate, layer_letters
 from analysis.plan.quantized import cache_dtype
 from analysis.plan.sizes import element_bytes
 
+_MOST_NAMED = 5
+"""Entries that a sentence names."""
+
 LARGEST_BYTES = 16 << 20
 """Larger than any model's config.json."""
 
@@ -70,6 +73,9 @@ _ENCODERS = (
     "siglip_text_model",
 )
 """Families that keep nothing of a token: each is computed once, with all others."""
+
+_OTHER_DTYPES = ("", "auto", "float32", "float", "float64", "double", "float8_e4m3fn")
+"""What torch_dtype may be beside the types in which vLLM computes."""
 
 _INDEX_ELEMENT_BYTES = 1
 _INDEX_SCALE_BYTES = 4
@@ -172,20 +178,35 @@ def model(entries: Mapping[str, Any], name: str) -> Model:
     layers = tuple(_layer(config, number, count) for number in range(count))
     method, width = _quantization(config)
     length = lengths.longest(config)
+    dtype, cache_dtype = _dtype(config), _cache_dtype(config)
+    parameters = estimate(config, layers)
     return Model(
         name=name,
-        dtype=_dtype(config),
+        dtype=dtype,
         layers=layers,
         heads=heads.count(config),
-        cache_dtype=_cache_dtype(config),
+        cache_dtype=cache_dtype,
         max_model_len=length.default,
         most_model_len=length.most,
-        doubt=families.doubt(config.shown_family),
-        parameters=estimate(config, layers),
+        doubt=_doubt(config),
+        parameters=parameters,
         quantization=method,
         quantized_bytes=width,
         sources=config.sources,
     )
+
+
+def _doubt(config: Config) -> str | None:
+    """What to know of a plan of this model once all that plan reads has been read."""
+    unread = config.unread()
+    said_of_entries = (
+        f"{FILE} has {', '.join(said(key) for key in unread[:_MOST_NAMED])}, which plan does not "
+        "read: it may bear on the cache. Where vLLM is installed, its own class decides."
+        if unread
+        else None
+    )
+    doubts = filter(None, (families.doubt(config.shown_family), said_of_entries))
+    return " ".join(doubts) or None
 
 
 _INSTEAD = (
@@ -419,9 +440,15 @@ def _gated_delta_net(config: Config) -> State:
 def _dtype(config: Config) -> str:
     """The type that vLLM computes in. vLLM casts float32 weights to 16 bits."""
     name = config.text("torch_dtype", "dtype").removeprefix("torch.")
+    name = "float16" if name == "half" else name
     if name in ("float16", "bfloat16"):
         config.sources["dtype"] = f"{FILE}: torch_dtype"
         return name
+    if name not in _OTHER_DTYPES:
+        raise RuleError(
+            f"{config.name}: torch_dtype is {said(name)}, which is no type of weights; "
+            "repair it, for example to bfloat16"
+        )
     config.sources["dtype"] = "vLLM's choice for other types, from Ampere on"
     return "bfloat16"
 

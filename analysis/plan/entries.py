@@ -23,6 +23,11 @@ LONGEST_LIST = 10_000
 SHOWN = 60
 """Characters of a value in a message."""
 
+_OF_THE_CACHE = frozenset(("kv", "cache", "window", "latent"))
+"""Words of a key whose entry may bear on the cache."""
+_WITHOUT_BEARING = frozenset(("use_cache", "cache_implementation", "max_window_layers"))
+"""Keys that have these words, and are read elsewhere or by nobody in vLLM."""
+
 
 class Config:
     """The entries of a config.json. ``sources``: for each figure, the entry that it came from.
@@ -36,6 +41,7 @@ class Config:
         self.sources: dict[str, str] = {}
         self._entries: dict[str, Any] = dict(entries)
         self._numbers: dict[tuple[str, ...], frozenset[int]] = {}
+        self._read: set[str] = set()
         inner = self.part("text_config")
         self._entries |= {key: value for key, value in inner.items() if value != []}
 
@@ -126,6 +132,14 @@ class Config:
             self._numbers[keys] = frozenset(found)
         return self._numbers[keys]
 
+    def unread(self) -> list[str]:
+        """Keys, not yet read, of entries that may bear on the cache."""
+        return sorted(
+            key
+            for key in self._entries.keys() - self._read - _WITHOUT_BEARING
+            if _OF_THE_CACHE & set(key.lower().split("_")) and self._entries[key]
+        )
+
     @property
     def family(self) -> str:
         """The model's family, as ``model_type`` names it."""
@@ -139,6 +153,7 @@ class Config:
     def _found(self, keys: tuple[str, ...]) -> tuple[str, Any]:
         """The first of the keys that has an entry, and the entry."""
         entries = self._entries
+        self._read.update(keys)
         return next(
             ((key, entries[key]) for key in keys if entries.get(key) is not None), ("", None)
         )

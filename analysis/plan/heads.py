@@ -73,6 +73,11 @@ def kv_count(config: Config, heads: int) -> int:
             "--layers, --kv-heads and --head-size in its place"
         )
     found = config.whole("kv_heads", *_KV_HEADS, default=heads)
+    if heads % found:
+        raise RuleError(
+            f"{config.name}: {heads:,} heads cannot share {found:,} KV heads evenly, which vLLM "
+            "needs; repair the entries"
+        )
     config.sources.setdefault("kv_heads", f"as many as heads: {config.sources['heads']}")
     return found
 

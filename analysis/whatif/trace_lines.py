@@ -22,6 +22,7 @@ from analysis.tables.schema import MOST_TOKENS, TABLES
 
 _TABLE = TABLES["requests"]
 _LENGTHS = ("input_length", "output_length")
+_NO_TEXT = "it is no text"
 _REQUIRED = ("timestamp", *_LENGTHS, "hash_ids")
 """What every line must have; a turn of a conversation may have ``delay`` in place of the first."""
 
@@ -99,7 +100,9 @@ def _one_by_one(path: Path, content: bytes) -> pl.DataFrame:
         fault, found = _line_fault(line), _object(line)
         if fault or found is None:
             advice = "repair or remove that line"
-            if number == 1 and fault and fault.endswith("is missing"):
+            if fault == _NO_TEXT:
+                advice = "name a file with a line of JSON for each request"
+            elif number == 1 and fault and fault.endswith("is missing"):
                 advice = f"every line of a trace has {', '.join(_REQUIRED[:-1])} and hash_ids"
             raise SessionError(f"{path}, line {number:,}: {fault}; {advice}")
         name = json.dumps(found.get("session_id"))
@@ -135,6 +138,8 @@ def _object(line: bytes) -> Mapping[str, Any] | None:
 def _line_fault(line: bytes) -> str | None:
     try:
         row = json.loads(line)
+    except UnicodeDecodeError:
+        return _NO_TEXT
     except (ValueError, RecursionError):
         return "it is not JSON"
     if not isinstance(row, Mapping):

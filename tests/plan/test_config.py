@@ -89,6 +89,23 @@ def test_a_family_that_was_not_compared_is_said() -> None:
 def test_weights_in_float32_are_cast() -> None:
     model = config.model(entries("gpt2", torch_dtype="float32"), "config.json")
     assert model.dtype == "bfloat16"
+    assert config.model(entries("gpt2", torch_dtype="half"), "config.json").dtype == "float16"
+
+
+def test_an_entry_that_may_bear_on_the_cache_is_named() -> None:
+    changed = entries("llama-3.1-8b", kv_cache_groups=4, latent_size=0, use_cache=True, qkv_bias=1)
+    model = config.model(changed, "config.json")
+    assert model.doubt is not None
+    assert model.doubt.startswith("config.json has 'kv_cache_groups', which plan does not read")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+def test_published_entries_are_all_read_or_known(path: Path) -> None:
+    try:
+        model = config.model(json.loads(path.read_text()), "config.json")
+    except RuleError:
+        return
+    assert "does not read" not in (model.doubt or "")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ def refusal(name: str, chosen: Settings, **changes: Any) -> str:
         ("llama-3.1-8b", {"text_config": 7}, "text_config is 7, not an object"),
         ("llama-3.1-8b", {"model_type": ["llama"]}, "model_type is a list with 1 entries"),
         ("llama-3.1-8b", {"torch_dtype": 16}, "torch_dtype is 16, not a text"),
+        ("llama-3.1-8b", {"torch_dtype": "float99"}, "torch_dtype is 'float99', which is no type"),
+        ("llama-3.1-8b", {"num_key_value_heads": 3}, "32 heads cannot share 3 KV heads evenly"),
         ("llama-3.1-8b", {"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', not true or"),
         ("mistral-7b-v0.1", {"sliding_window": "4096"}, "sliding_window is '4096', not a whole"),
         (

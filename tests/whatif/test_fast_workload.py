@@ -118,6 +118,13 @@ def test_malformed_trace(tmp_path: Path, row: str, said: str) -> None:
         read_workload(path)
 
 
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\x93\xff\x00\xfe\n")
+    with pytest.raises(SessionError, match="line 1: it is no text; name a file with a line of"):
+        read_workload(path)
+
+
 def test_sizes_that_differ(tmp_path: Path) -> None:
     path = trace(tmp_path, line(0, 10, 1, block_size=16), line(1, 10, 2, block_size=32))
     with pytest.raises(SessionError, match="16 tokens in one line and for 32"):

@@ -34,10 +34,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class Group:
-    """Settings that are compared with each other, on a trace that comes ``speed`` times as fast."""
+    """Settings that are compared with each other, on a trace that comes ``speed`` times as fast.
+
+    ``model``: the KV cache groups, by their name in ``tests.whatif.hybrids``; None: full attention.
+    ``retention``: the interval in tokens at which blocks of windows and states stay cached.
+    """
 
     settings: tuple[Setting, ...]
     speed: float = 1.0
+    model: str | None = None
+    retention: int | None = None
 
 
 GROUPS = {
@@ -51,6 +57,10 @@ GROUPS = {
         )
     ),
     "crowded": Group((Setting(600), Setting(1_200), Setting(1_200, {"max_num_seqs": 16})), 12.0),
+    "windows": Group((Setting(8_000), Setting(32_000)), model="windows", retention=0),
+    "chunks": Group((Setting(4_000), Setting(16_000)), model="chunks"),
+    "states": Group((Setting(2_000), Setting(8_000)), model="states", retention=0),
+    "checkpoints": Group((Setting(1_000), Setting(4_000)), model="checkpoints", retention=0),
 }
 
 
@@ -85,7 +95,9 @@ def _table(name: str, scratch: Path, limit: int | None) -> Iterator[str]:
         recorded = Recorded(source.session)
         for setting in group.settings:
             truth = truths[setting.label]
-            seqs = {"max_num_seqs": 64, "block_size": 16} | setting.others
+            seqs = {"max_num_seqs": 64} | setting.others
+            if group.model is None:
+                seqs = {"block_size": 16} | seqs
             found = recorded.simulate(model, setting.blocks, **seqs)
             cells = (
                 recorded_at,
@@ -103,8 +115,12 @@ def _table(name: str, scratch: Path, limit: int | None) -> Iterator[str]:
 
 def _really(group: Group, setting: Setting, model: Path, scratch: Path, limit: int | None) -> Any:
     from tests.support.scheduler import RequestMaker, trace_requests
-    from tests.whatif import truth
+    from tests.whatif import hybrids, truth
 
+    more: dict[str, Any] = {}
+    if group.model is not None:
+        more = hybrids.of_groups(hybrids.KINDS[group.model])
+        more["retention_interval"] = group.retention
     make = RequestMaker(setting.others.get("block_size", 16))
     arrivals = [(at / group.speed, request) for at, request in trace_requests(make, limit)]
     found = truth.run(
@@ -113,6 +129,7 @@ def _really(group: Group, setting: Setting, model: Path, scratch: Path, limit: i
         setting.blocks,
         step_sec=truth.device,
         requests=arrivals,
+        **more,
         **setting.others,
     )
     print(f"    ran at {setting.label}", file=sys.stderr, flush=True)

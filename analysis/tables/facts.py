@@ -22,11 +22,27 @@ FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 @dataclass(frozen=True)
 class Group:
     """A KV cache group. ``kind``: vLLM's name for its way to cache. ``block_size``: in tokens.
-    ``bytes_per_block``: on each GPU."""
+    ``bytes_per_block``: on each GPU. ``pool``: the number of its block pool.
+
+    The others are by vLLM's names, None where the kind has no such, or where it was not recorded.
+    ``layer_kind``: the kind of its layers, where ``kind`` only says that they have several sizes.
+    ``sliding_window`` and ``attention_chunk_size``: in tokens.
+    """
 
     kind: str | None
     block_size: int | None
     bytes_per_block: int | None = None
+    pool: int = 0
+    layer_kind: str | None = None
+    is_eagle_group: bool = False
+    prefix_cacheable: bool = True
+    sliding_window: int | None = None
+    attention_chunk_size: int | None = None
+    extra_retained_tokens: int | None = None
+    mamba_cache_mode: str | None = None
+    num_speculative_blocks: int | None = None
+    num_prefill_checkpoint_blocks: int | None = None
+    prefill_checkpoint_alignment: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,16 @@ class Scheduler:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """Which blocks of sliding windows and states stay cached. ``interval``: one in so many tokens;
+    0: what a prompt's end needs; None: all. ``shares_checkpoints``: also where the prompts of
+    several requests part (``enable_mamba_shared_prefix_checkpoint``)."""
+
+    interval: int | None
+    shares_checkpoints: bool
+
+
+@dataclass(frozen=True)
 class Facts:
     """The engine's configuration; of the first engine where there are several.
 
@@ -69,7 +95,8 @@ class Facts:
     vLLM's own figure. ``kv_tokens`` and ``max_concurrency``: what vLLM prints at start-up, the
     latter for requests of ``max_model_len`` tokens. ``blocks_override``: the value of
     ``--num-gpu-blocks-override``. ``settings``: flags that the release has and that advice may
-    name, without their dashes. ``device``: ``cuda``, ``cpu`` or another of vLLM's words.
+    name, without their dashes. ``retention``: None where it was not recorded. ``device``: ``cuda``,
+    ``cpu`` or another of vLLM's words.
     ``engines``: the data-parallel ranks that recorded.
     """
 
@@ -91,6 +118,7 @@ class Facts:
     cache_dtype: str | None
     scheduler: Scheduler
     settings: tuple[str, ...]
+    retention: Retention | None
     device: str | None
     engines: tuple[int, ...]
     host: str | None
@@ -182,6 +210,7 @@ def read(session: Session) -> Facts:
         cache_dtype=text(cache.get("cache_dtype")),
         scheduler=_scheduler(metadata),
         settings=_settings(metadata.get("settings")),
+        retention=_retention(cache),
         device=text(metadata.get("device")),
         engines=tuple(sorted(_engine_ranks(metadata))),
         host=text(metadata.get("host")),
@@ -323,16 +352,44 @@ def _groups(metadata: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[G
     if isinstance(described, Sequence) and not isinstance(described, str):
         for group in described:
             if isinstance(group, Mapping):
-                yield Group(
-                    text(group.get("kind")),
-                    _block_size(group.get("block_size")),
-                    whole(group.get("bytes_per_block")),
-                )
+                yield _group(group)
         return
     sizes = cache.get("block_size")
     for size in sizes if isinstance(sizes, list) else [sizes]:
         if _block_size(size):
             yield Group(None, _block_size(size))
+
+
+def _group(entry: Mapping[str, Any]) -> Group:
+    return Group(
+        text(entry.get("kind")),
+        _block_size(entry.get("block_size")),
+        whole(entry.get("bytes_per_block")),
+        whole(entry.get("pool")) or 0,
+        text(entry.get("layer_kind")),
+        flag(entry.get("is_eagle_group")) or False,
+        flag(entry.get("prefix_cacheable")) is not False,
+        _tokens(entry.get("sliding_window")),
+        _tokens(entry.get("attention_chunk_size")),
+        _tokens(entry.get("extra_retained_tokens")),
+        text(entry.get("mamba_cache_mode")),
+        _tokens(entry.get("num_speculative_blocks")),
+        _tokens(entry.get("num_prefill_checkpoint_blocks")),
+        _tokens(entry.get("prefill_checkpoint_alignment")),
+    )
+
+
+def _retention(cache: Mapping[str, Any]) -> Retention | None:
+    name = "prefix_cache_retention_interval"
+    if name not in cache:
+        return None
+    shares = flag(cache.get("enable_mamba_shared_prefix_checkpoint")) or False
+    return Retention(_tokens(cache[name]), shares)
+
+
+def _tokens(value: Any) -> int | None:
+    count = whole(value)
+    return None if count is None or count > MOST_TOKENS else count
 
 
 def _block_size(value: Any) -> int | None:

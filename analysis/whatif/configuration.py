@@ -11,7 +11,8 @@ from math import prod
 from typing import Any
 
 from analysis.errors import RuleError, SessionError
-from analysis.tables.facts import FULL_ATTENTION, Facts
+from analysis.tables.facts import Facts, Group
+from analysis.whatif import groups as cache_groups
 from analysis.whatif.prefixes import LONGEST, UNIT, Prefixes
 from analysis.whatif.workload import Workload
 
@@ -43,6 +44,10 @@ class Configuration:
     ``max_num_active_seqs`` and ``max_num_scheduled_tokens``: None where they follow from
     ``max_num_seqs`` and ``max_num_batched_tokens``. vLLM chooses other settings that are None.
     ``batches``: steps in flight at once.
+
+    ``groups``: the KV cache groups; none stand for one group of full attention.
+    ``hash_block_size``: tokens of what their blocks' contents are known by; None: a block's.
+    ``retention_interval`` and ``shares_checkpoints``: as ``analysis.tables.facts.Retention``.
     """
 
     label: str
@@ -61,6 +66,10 @@ class Configuration:
     scheduler_reserve_full_isl: bool | None = None
     watermark: float | None = None
     long_prefill_token_threshold: int | None = None
+    groups: tuple[Group, ...] = ()
+    hash_block_size: int | None = None
+    retention_interval: int | None = None
+    shares_checkpoints: bool = False
 
     @property
     def gpu_blocks(self) -> int:
@@ -101,6 +110,7 @@ class Choices:
     prefix_caching: tuple[bool, ...] = ()
     policy: tuple[str, ...] = ()
     chunked_prefill: tuple[bool, ...] = ()
+    retention_interval: tuple[int | None, ...] = ()
 
 
 def pools(text: str) -> tuple[Pool, ...]:
@@ -141,6 +151,27 @@ def numbers(text: str) -> tuple[int, ...]:
         if not re.fullmatch(r"\d{1,10}", part, re.ASCII) or not 1 <= int(part) <= MOST:
             raise RuleError(f"{part!r} is no number from 1 to {MOST:,}")
     return tuple(map(int, found))
+
+
+DENSE = "dense"
+
+
+def intervals(text: str) -> tuple[int | None, ...]:
+    """The retention intervals in a text: tokens, 0 included; None for ``dense``.
+
+    Raises:
+        RuleError: it is no such list.
+
+    """
+    found: list[int | None] = []
+    for part in _listed(text):
+        if part.lower() == DENSE:
+            found.append(None)
+        elif re.fullmatch(r"\d{1,10}", part, re.ASCII) and int(part) <= MOST:
+            found.append(int(part))
+        else:
+            raise RuleError(f"{part!r} is no number from 0 to {MOST:,}, and not {DENSE}")
+    return tuple(found)
 
 
 def switches(text: str) -> tuple[bool, ...]:
@@ -193,7 +224,9 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
         return base, workload.notes
     facts = workload.measured.facts
     _refuse(workload, facts)
-    settings, notes = facts.scheduler, [*workload.notes, *_notes(facts)]
+    groups = cache_groups.of_session(workload.name, facts)
+    settings = facts.scheduler
+    notes = [*workload.notes, *_notes(facts), *cache_groups.notes(facts, groups)]
     seqs = _or_default(settings.max_num_seqs, "max_num_seqs", MAX_NUM_SEQS, notes)
     tokens = _or_default(
         settings.max_num_batched_tokens, "max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, notes
@@ -203,7 +236,9 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
     return Configuration(
         label="as recorded",
         num_blocks=workload.measured.num_blocks or 0,
-        block_size=workload.measured.block_size or 0,
+        block_size=(
+            cache_groups.block_size(groups) if groups else workload.measured.block_size or 0
+        ),
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         prefix_caching=_or_default(facts.prefix_caching, "prefix_caching", True, notes),
@@ -219,6 +254,10 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
         scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
         watermark=settings.watermark,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        groups=groups,
+        hash_block_size=workload.block_size if groups else None,
+        retention_interval=facts.retention.interval if groups and facts.retention else None,
+        shares_checkpoints=bool(groups and facts.retention and facts.retention.shares_checkpoints),
     ), tuple(notes)
 
 
@@ -259,12 +298,6 @@ def _refuse(workload: Workload, facts: Facts) -> None:
             f"{workload.name}: metadata.json has a pool of {measured.num_blocks:,} blocks, and at "
             f"most {MOST_BLOCKS:,} can be simulated; the fast engine (--fast) models it"
         )
-    kinds = [group.kind or "of an unknown kind" for group in facts.groups]
-    if len(kinds) > 1 or (kinds and facts.groups[0].kind not in (*FULL_ATTENTION, None)):
-        raise SessionError(
-            f"{workload.name}: its model has KV cache groups {', '.join(kinds)}, and only one "
-            "group of full attention can be simulated exactly; the fast engine (--fast) models it"
-        )
 
 
 def _notes(facts: Facts) -> Iterator[str]:
@@ -296,7 +329,9 @@ def doubts(
     """A line for each block size for which the recorded contents are not known well enough."""
     size = workload.block_size
     others = {one.block_size for one in tried if one.block_size != size}
-    if others and not workload.drops.is_reset.all():
+    if any(one.groups for one in tried) and not workload.drops.is_reset.all():
+        yield "evictions on request are left out, as which group's block went is not known"
+    elif others and not workload.drops.is_reset.all():
         shown = ", ".join(f"{other:,}" for other in sorted(others))
         yield (
             f"block size {shown}: evictions on request are left out, as they are known by blocks "
@@ -353,7 +388,13 @@ def configurations(
         choices.prefix_caching or (base.prefix_caching,),
         choices.policy or (base.policy,),
         choices.chunked_prefill or (base.chunked_prefill,),
+        choices.retention_interval or (base.retention_interval,),
     )
+    if choices.retention_interval and not base.groups:
+        raise RuleError(
+            "--prefix-cache-retention-interval: it says which blocks of sliding windows and Mamba "
+            "states stay cached, and this has no such KV cache group"
+        )
     count = prod(map(len, values))
     if count > MOST_COMBINATIONS:
         raise RuleError(f"these are {count:,} combinations, and {MOST_COMBINATIONS:,} can be tried")
@@ -372,7 +413,10 @@ def _changed(
     prefix_caching: bool,
     policy: str,
     chunked_prefill: bool,
+    retention_interval: int | None,
 ) -> Configuration:
+    groups = cache_groups.resized(base.groups, block_size)
+    is_resized = groups != base.groups
     usable = pool.usable(base, block_size)
     if usable < 1:
         raise RuleError(f"a pool of {pool.label} of {block_size:,} tokens has no usable block")
@@ -391,6 +435,7 @@ def _changed(
         f"caching {_switch(prefix_caching)}": prefix_caching != base.prefix_caching,
         policy: policy != base.policy,
         f"chunked prefill {_switch(chunked_prefill)}": chunked_prefill != base.chunked_prefill,
+        _retained(retention_interval): retention_interval != base.retention_interval,
     }
     active, scheduled = base.max_num_active_seqs, base.max_num_scheduled_tokens
     return replace(
@@ -403,9 +448,16 @@ def _changed(
         prefix_caching=prefix_caching,
         policy=policy,
         chunked_prefill=chunked_prefill,
+        retention_interval=retention_interval,
+        groups=groups,
+        hash_block_size=block_size if is_resized else base.hash_block_size,
         max_num_active_seqs=active and min(active, max_num_seqs),
         max_num_scheduled_tokens=scheduled and min(scheduled, max_num_batched_tokens),
     )
+
+
+def _retained(interval: int | None) -> str:
+    return "all blocks kept" if interval is None else f"retention interval {interval:,}"
 
 
 def _switch(is_on: bool) -> str:

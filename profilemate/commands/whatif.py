@@ -79,6 +79,15 @@ class WhatifOptions:
     chunked_prefill: Annotated[
         str | None, _values("--chunked-prefill", "on,off", "Long prompts over several steps.")
     ] = None
+    retention_interval: Annotated[
+        str | None,
+        _values(
+            "--prefix-cache-retention-interval",
+            "TOKENS",
+            "Which blocks of sliding windows and Mamba states stay cached: every so many tokens, 0 "
+            "(where prompts end), dense (all).",
+        ),
+    ] = None
     fast: Annotated[
         bool,
         typer.Option(
@@ -216,6 +225,7 @@ def _settings(options: WhatifOptions) -> dict[str, str | None]:
         "prefix-caching": options.prefix_caching,
         "scheduling-policy": options.scheduling_policy,
         "chunked-prefill": options.chunked_prefill,
+        "prefix-cache-retention-interval": options.retention_interval,
     }
 
 

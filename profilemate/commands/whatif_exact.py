@@ -70,6 +70,7 @@ def choices(given: Mapping[str, str | None]) -> Choices:
             lambda text: configuration.words(text, configuration.POLICIES),
         ),
         "chunked-prefill": ("chunked_prefill", switches),
+        "prefix-cache-retention-interval": ("retention_interval", configuration.intervals),
     }
     chosen = {}
     for option, text in given.items():

@@ -26,12 +26,12 @@ class Drops:
         workload: the engine's requests and drops.
         scheduler: vLLM's.
         configuration: the engine's; where its blocks have another size than the recorded ones,
-            contents have other ids, and only resets are done.
+            contents have other ids, and only resets are done; so where it has several groups.
 
     """
 
     def __init__(self, workload: Workload, scheduler: Any, configuration: Configuration) -> None:
-        is_same_size = configuration.block_size == workload.block_size
+        is_same_size = configuration.block_size == workload.block_size and not configuration.groups
         self._scheduler = scheduler
         self._workload = workload
         self._drops = workload.drops if is_same_size else workload.drops.resets()

@@ -8,7 +8,7 @@ advances by the time of each step, and jumps to the next arrival where there is 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -19,12 +19,16 @@ import numpy as np
 
 from analysis.whatif.clock import StepTime
 from analysis.whatif.configuration import Configuration
+from analysis.whatif.groups import least_blocks
 from analysis.whatif.ids import Ids
 from analysis.whatif.workload import Workload
-from profilemate.simulation import parts
+from profilemate.simulation import cache_groups, parts
 from profilemate.simulation.contents import Contents
 from profilemate.simulation.drops import Drops
 from profilemate.simulation.figures import Figures
+
+PATIENCE = 3
+"""Steps in which a request may have nothing scheduled, with nothing else to wait for."""
 
 TICK_SEC = 1e-6
 """A session's times are exact to the microsecond."""
@@ -93,11 +97,11 @@ class Engine:
         self._numbers = range(len(workload)) if numbers is None else numbers
         self._ended = ended
         self._contents = Contents(workload, prefixes)
-        self._make = parts.RequestMaker(configuration.block_size)
+        self._make = parts.RequestMaker(configuration.hash_block_size or configuration.block_size)
         self._scheduler = _scheduler(model, configuration)
         self._count_evictions()
         self._clock = 0.0
-        self._is_dropping = False
+        self._stalls: Counter[tuple[str, int]] = Counter()
         # What comes in order of its time is a heap.
         self._coming = [
             (float(workload.arrival_sec[number]), number)
@@ -140,14 +144,23 @@ class Engine:
     def _count_evictions(self) -> None:
         """Count each block of the pool that loses its content when it is handed out."""
         pool = self._scheduler.kv_cache_manager.block_pool
-        evict = pool._maybe_evict_cached_block
+        evict, hand_out = pool._maybe_evict_cached_block, pool.get_new_blocks
+        is_for_room = False
+
+        def handing_out(*arguments: Any, **named: Any) -> Any:
+            nonlocal is_for_room
+            is_for_room = True
+            try:
+                return hand_out(*arguments, **named)
+            finally:
+                is_for_room = False
 
         def counted(block: Any) -> Any:
             had_content = evict(block)
-            is_for_room = bool(had_content) and not self._is_dropping
-            self.figures.evictions += is_for_room and self._counts
+            self.figures.evictions += bool(had_content) and is_for_room and self._counts
             return had_content
 
+        pool.get_new_blocks = handing_out
         pool._maybe_evict_cached_block = counted
 
     def _drop(self, now: float) -> None:
@@ -159,9 +172,7 @@ class Engine:
             if self._drops.waits and (self._live or self._flight):
                 return
             running = [(each, each.num_computed_tokens) for each in self._scheduler.running]
-            self._is_dropping = True
             self._drops.do_next()
-            self._is_dropping = False
             for request, computed in running:
                 self._note_preemption(request, computed)
 
@@ -176,7 +187,8 @@ class Engine:
         configuration = self._configuration
         # The last token of an answer is never computed.
         held = prompt + max(output, 1) - 1
-        if -(-held // configuration.block_size) > configuration.num_blocks:
+        least = least_blocks(configuration.groups, configuration.block_size, held)
+        if least > configuration.num_blocks:
             self._failed(number)
             self._go_on(number)
             self._ended()
@@ -229,8 +241,16 @@ class Engine:
             self.figures.lookups.failed.add(self._numbers[number])
 
     def _give_up(self) -> None:
-        """Remove a request for which nothing can be scheduled although the whole pool is free."""
+        """Remove a request for which nothing can be scheduled although the whole pool is free.
+
+        One that others' steps or its own preemption make room for is tried a few times: states that
+        were cached in this step can be found in the next one, and no earlier.
+        """
         stuck = next(iter(self._scheduler.waiting), None) or self._scheduler.running[0]
+        stall = stuck.request_id, stuck.num_tokens
+        self._stalls[stall] += 1
+        if self._stalls[stall] < PATIENCE and self._configuration.groups:
+            return
         self._failed(self._live[stuck.request_id].number)
         self._abort(stuck.request_id)
 
@@ -306,5 +326,9 @@ def _scheduler(model: Path, configuration: Configuration) -> Any:
     }
     given = {name: value for name, value in settings.items() if value is not None}
     return parts.build_scheduler(
-        model, configuration.gpu_blocks, block_size=configuration.block_size, **given
+        model,
+        configuration.gpu_blocks,
+        block_size=configuration.block_size,
+        **cache_groups.arguments(configuration),
+        **given,
     )

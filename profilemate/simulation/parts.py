@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
@@ -67,12 +67,17 @@ def build_scheduler(
     block_size: int,
     specs: Sequence[Any] | None = None,
     hash_block_size: int | None = None,
+    eagle_groups: Collection[int] = (),
+    retention_interval: int | None = None,
+    mamba_cache_mode: str | None = None,
     data_parallel_index: int = 0,
     **engine_args: Any,
 ) -> Any:
     """A Scheduler (or the class that ``engine_args`` choose) over a pool of ``num_blocks`` blocks.
 
     ``specs`` are the KV cache groups' specs; one group of full attention by default.
+    ``eagle_groups`` are the numbers of those with layers of a drafter. ``retention_interval`` and
+    ``mamba_cache_mode`` are vLLM's; it would refuse the latter for the model that stands in.
     ``data_parallel_index`` is a rank of a dense model, which else is an engine of its own.
     ``engine_args`` are vLLM's own arguments, and keep the values that are given here.
     """
@@ -99,14 +104,21 @@ def build_scheduler(
     config.cache_config.enable_prefix_caching = arguments["enable_prefix_caching"]
     config.scheduler_config.async_scheduling = arguments["async_scheduling"]
     config.parallel_config.data_parallel_index = data_parallel_index
+    if mamba_cache_mode is not None:
+        config.cache_config.mamba_cache_mode = mamba_cache_mode
     groups = [
-        KVCacheGroupSpec([f"layer.{number}"], spec)
+        KVCacheGroupSpec(
+            [f"layer.{number}"],
+            spec,
+            **({"is_eagle_group": True} if number in eagle_groups else {}),
+        )
         for number, spec in enumerate(specs or [full_attention(block_size)])
     ]
     cache = {
         "num_blocks": num_blocks,
         "kv_cache_groups": groups,
         "kv_cache_tensors": [],
+        "prefix_cache_retention_interval": retention_interval,
         # Up to 0.8.5.
         "tensors": {},
     }
@@ -140,11 +152,32 @@ def full_attention(block_size: int) -> Any:
     return _attention(FullAttentionSpec, block_size)
 
 
-def sliding_window(block_size: int, window: int) -> Any:
+def sliding_window(block_size: int, window: int, **more: Any) -> Any:
     """The spec of a group of sliding-window attention; ``window`` in tokens."""
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
-    return _attention(SlidingWindowSpec, block_size, sliding_window=window)
+    return _attention(SlidingWindowSpec, block_size, sliding_window=window, **more)
+
+
+def chunked_local(block_size: int, chunk: int) -> Any:
+    """The spec of a group whose tokens see their own chunk of the text; ``chunk`` in tokens."""
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec
+
+    return _attention(ChunkedLocalAttentionSpec, block_size, attention_chunk_size=chunk)
+
+
+def mamba(block_size: int, **more: Any) -> Any:
+    """The spec of a group of Mamba states; ``more`` by vLLM's names, as ``mamba_cache_mode``."""
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    arguments = {
+        "block_size": block_size,
+        "shapes": ((4, 4),),
+        "dtypes": (torch.float32,),
+        **more,
+    }
+    return MambaSpec(**known(MambaSpec, arguments))
 
 
 def _attention(spec: Callable[..., Any], block_size: int, **more: Any) -> Any:

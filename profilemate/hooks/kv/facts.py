@@ -119,10 +119,42 @@ def _group(group: Any, scheduler: Any, index: int, pools: list[Any]) -> dict[str
         "kind": type(spec).__name__,
         "block_size": int(size),
         "layers": len(group.layer_names),
-        "sliding_window": getattr(spec, "sliding_window", None),
+        "sliding_window": getattr(_of_one_layer(spec), "sliding_window", None),
         "bytes_per_block": fact(lambda: int(spec.page_size_bytes) * len(group.layer_names)),
         "pool": next((i for i, known in enumerate(pools) if known is pool), 0),
+        **_of_kind(group, spec),
     }
+
+
+def _of_kind(group: Any, spec: Any) -> dict[str, Any]:
+    """What a manager of such a group needs beside the block size; null where it has no such."""
+    one = _of_one_layer(spec)
+    return {
+        "layer_kind": type(one).__name__,
+        "is_eagle_group": bool(getattr(group, "is_eagle_group", False)),
+        "prefix_cacheable": bool(fact(lambda: getattr(spec, "prefix_cacheable", True))),
+        **{name: _plain(getattr(one, name, None)) for name in _OF_SPEC},
+    }
+
+
+def _of_one_layer(spec: Any) -> Any:
+    """A layer's spec: layers of several sizes have one for each in their group's."""
+    layers = getattr(spec, "kv_cache_specs", None)
+    return next(iter(layers.values())) if layers else spec
+
+
+_OF_SPEC = (
+    "attention_chunk_size",
+    "extra_retained_tokens",
+    "mamba_cache_mode",
+    "num_speculative_blocks",
+    "num_prefill_checkpoint_blocks",
+    "prefill_checkpoint_alignment",
+)
+
+
+def _plain(value: Any) -> int | str | None:
+    return value if value is None or isinstance(value, str) else int(value)
 
 
 def _content_ids_shared() -> bool:
@@ -174,10 +206,19 @@ def _cache(scheduler: Any, config: Any) -> dict[str, Any]:
         "mamba_ssm_cache_dtype": fact(lambda: str(cache.mamba_ssm_cache_dtype)),
         "num_gpu_blocks_override": fact(lambda: int(cache.num_gpu_blocks_override)),
         "kv_cache_memory_bytes": fact(lambda: int(cache.kv_cache_memory_bytes)),
+        "prefix_cache_retention_interval": fact(lambda: _retention_interval(scheduler)),
+        "enable_mamba_shared_prefix_checkpoint": fact(
+            lambda: bool(cache.enable_mamba_shared_prefix_checkpoint)
+        ),
         "max_model_len": max_len,
         "tokens": int(tokens),
         "max_concurrency": round(float(concurrency), 4),
     }
+
+
+def _retention_interval(scheduler: Any) -> int | None:
+    interval = scheduler.kv_cache_manager.coordinator.retention_interval
+    return None if interval is None else int(interval)
 
 
 def _parallel(config: Any) -> dict[str, Any]:

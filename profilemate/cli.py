@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: ``profilemate COMMAND``, and ``python -m analysis`` for ``summary``.
 
-The command line runs apart from vLLM. It needs the packages of the extra ``analysis``, and a page
-with charts those of ``report``. Where one is not installed, a line says so. An unexpected error is
-a line and exit code 2, too: a traceback exits with 1, which means "a rule failed" after ``check``.
+The command line runs apart from vLLM. It needs the packages of the extra ``analysis``, a page with
+charts those of ``report``, and a trace those of ``export``. Where one is not installed, a line says
+so. An unexpected error is a line and exit code 2, too: a traceback exits with 1, which means "a
+rule failed" after ``check``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _EXTRAS = {
     "rich": "analysis",
     "textual": "analysis",
     "plotly": "report",
+    "perfetto": "export",
 }
 """The extra that has a package which may be missing."""
 

@@ -73,6 +73,7 @@ COLUMNS = (
 """Of requests.jsonl."""
 
 _LISTS = ("hash_ids", "output_hash_ids")
+_SHORT = tuple(name for name in COLUMNS if name not in _LISTS)
 
 
 @dataclass
@@ -103,7 +104,7 @@ class PromptTally:
 
         """
         known = TABLES[TABLE].columns
-        schema = {name: known[name] for name in COLUMNS if name not in _LISTS}
+        schema = {name: known[name] for name in _SHORT}
         requests = pl.concat(
             [pl.DataFrame(schema={"request": pl.UInt32, **schema}), *self.requests]
         )
@@ -129,6 +130,23 @@ def read(session: Session) -> Prompts:
     tally = PromptTally()
     for batch in session.batches(TABLE, COLUMNS, history=True):
         tally.add(batch)
+    return tally.result(session)
+
+
+def read_without_contents(session: Session) -> Prompts:
+    """The same requests, as ``read`` gives them, with ``contents`` and ``made`` empty.
+
+    No list of contents is read, and those are most of requests.jsonl. Each request counts as one
+    whose contents are known.
+
+    Raises:
+        SessionError: a table cannot be read.
+
+    """
+    tally = PromptTally()
+    for batch in session.batches(TABLE, [*_SHORT], history=True):
+        tally.requests.append(batch.with_row_index("request", offset=tally.count))
+        tally.count += batch.height
     return tally.result(session)
 
 

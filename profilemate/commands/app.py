@@ -13,6 +13,7 @@ from profilemate import __version__
 from profilemate.commands.check import CheckOptions, check
 from profilemate.commands.compare import CompareOptions, compare
 from profilemate.commands.doctor import DoctorOptions, doctor
+from profilemate.commands.export_perfetto import PerfettoOptions, perfetto
 from profilemate.commands.finalize import FinalizeOptions, finalize
 from profilemate.commands.live import LiveOptions, live
 from profilemate.commands.mark import MarkOptions, mark
@@ -40,7 +41,19 @@ def application(name: str | None) -> typer.Typer:
     app.callback(invoke_without_command=True)(_profilemate)
     for name, function in _COMMANDS.items():
         app.command(name, context_settings=_SETTINGS.get(name))(function)
+    app.add_typer(_group(_export, _EXPORTS), name="export")
     return app
+
+
+def _group(
+    help_of: Callable[..., None], commands: Mapping[str, Callable[..., None]]
+) -> typer.Typer:
+    """Commands under one name. The docstring of ``help_of`` is its help."""
+    group = typer.Typer(rich_markup_mode=None)
+    group.callback(invoke_without_command=True)(help_of)
+    for name, function in commands.items():
+        group.command(name)(function)
+    return group
 
 
 def _command(work: Callable[[Options], int], options: type[Options]) -> Callable[..., None]:
@@ -79,6 +92,10 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "metrics": _command(metrics, MetricsOptions),
 }
 
+_EXPORTS: Mapping[str, Callable[..., None]] = {
+    "perfetto": _command(perfetto, PerfettoOptions),
+}
+
 _SETTINGS: Mapping[str, dict[str, Any]] = {
     # Options after the command that a sweep runs belong to that command.
     "sweep": {"allow_interspersed_args": False},
@@ -89,6 +106,23 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"profilemate {__version__}")
         raise typer.Exit
+
+
+def _export(context: typer.Context) -> None:
+    """Write a session in another tool's format.
+
+    \b
+    Examples:
+      profilemate export perfetto --help
+      profilemate export perfetto          what ran, as a trace
+
+    \b
+    Exit codes:
+      0   done; the last line is the path of what was written
+      2   it cannot be written, or a wrong option
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def _profilemate(

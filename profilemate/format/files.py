@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says of a disk, or a user's part of one, that has no room."""
@@ -20,12 +22,22 @@ def write_atomically(
     With ``replace=False`` a file that is already there stays as it is. A relative path counts from
     the folder ``dir_fd``, where one is given.
     """
+    with opened_atomically(path, replace=replace, dir_fd=dir_fd) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def opened_atomically(
+    path: Path, *, replace: bool = True, dir_fd: int | None = None
+) -> Iterator[BinaryIO]:
+    """The same for content that comes piece by piece: the file appears when the block ends, and
+    not at all where it raises."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(scratch, flags, 0o600, dir_fd=dir_fd)
     try:
         with open(fd, "wb") as file:
-            file.write(content)
+            yield file
         if replace:
             os.replace(scratch, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         else:

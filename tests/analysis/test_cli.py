@@ -28,7 +28,7 @@ ANALYSIS = ["-m", "analysis"]
 PROFILEMATE = ["-c", "from profilemate.cli import main; main()"]
 NAMES = [
     *("summary", "report", "compare", "check", "finalize", "snapshot", "pause", "resume", "mark"),
-    *("doctor", "plan", "sweep", "reconcile", "whatif", "live", "metrics"),
+    *("doctor", "plan", "sweep", "reconcile", "whatif", "live", "metrics", "export"),
 ]
 
 

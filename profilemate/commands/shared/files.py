@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from analysis.errors import SessionError
-from profilemate.format.files import write_atomically
+from profilemate.format.files import opened_atomically
 from profilemate.format.session import (
     CLOSED_FILE,
     FOUNDING_FILE,
@@ -19,7 +22,7 @@ from profilemate.format.session import (
 )
 
 LONGEST_NAME = 239
-"""Bytes of a file's name: file systems take 255, and ``write_atomically`` adds the rest."""
+"""Bytes of a file's name: file systems take 255, and ``opened_atomically`` adds the rest."""
 
 
 def write(target: Path, text: str) -> None:
@@ -29,8 +32,21 @@ def write(target: Path, text: str) -> None:
         SessionError: the file cannot be written.
 
     """
+    with written(target) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def written(target: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of what ``writable`` gave once the block has ended.
+
+    Raises:
+        SessionError: the file cannot be written.
+
+    """
     try:
-        write_atomically(target, text.encode())
+        with opened_atomically(target) as file:
+            yield file
     except OSError as error:
         raise _refused(target, error.strerror or str(error)) from None
 
@@ -58,7 +74,7 @@ def writable(path: Path, option: str) -> Path:
 
 def _reason_against(path: Path, target: Path) -> str | None:
     if str(path) == "-":
-        return "the page goes to a file, not to stdout"
+        return "it goes to a file, not to stdout"
     mode = _mode(path)
     if mode is not None and stat.S_ISDIR(mode):
         return "it is a folder"

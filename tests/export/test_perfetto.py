@@ -130,10 +130,10 @@ def test_the_pool_is_written_where_it_changed(session: SessionBuilder) -> None:
     session.usage((1, 10), (2, 10), (3, 40))
     found = exported(session)
     pool = ("Engine 0", "Pool 0")
-    assert found.counters[*pool, "held"] == [(BEGAN_NS + SEC, 10), (BEGAN_NS + 3 * SEC, 40)]
-    assert found.counters[*pool, "cached"][-1][1] == 40
-    assert found.counters[*pool, "free"][-1][1] == 20
-    assert found.units[*pool, "held"] == "blocks"
+    assert found.counters[(*pool, "held")] == [(BEGAN_NS + SEC, 10), (BEGAN_NS + 3 * SEC, 40)]
+    assert found.counters[(*pool, "cached")][-1][1] == 40
+    assert found.counters[(*pool, "free")][-1][1] == 20
+    assert found.units[(*pool, "held")] == "blocks"
     assert found.counters["Engine 0", "Running and waiting", "running"] == [(BEGAN_NS + SEC, 1)]
 
 

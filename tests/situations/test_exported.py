@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis import open_session, summarize
+from analysis import Summary, open_session, summarize
 from tests.analysis.invoke import invoke
 from tests.export.reading import Read, read
 from tests.situations.bench import Bench, Engine
@@ -58,7 +58,14 @@ def test_the_phases_of_a_preempted_request(bench: Bench) -> None:
     assert arrow[1].args == {"victim": "b", "recomputed_tokens": 22}
     evicted = found.named("evicted")
     assert sum(one.args["blocks"] for one in evicted) == summary.evictions.total.blocks
-    assert {(one.track[-1], one.args["by"]) for one in evicted} == {("b", "a")}
+    # When a has ended, b takes one of its blocks, too.
+    assert {(one.track[-1], one.args["by"]) for one in evicted} == {("b", "a"), ("a", "b")}
+    assert sum(one.args["blocks"] for one in evicted if one.args["by"] == "a") == one_taken(summary)
+
+
+def one_taken(summary: Summary) -> int:
+    """Blocks that the summary says were taken from the one victim."""
+    return sum(summary.preemptions.costliest[0].takers.values())
 
 
 def test_who_preempts_itself_has_no_arrow(bench: Bench) -> None:

@@ -22,6 +22,7 @@ TRACEBACK = "PROFILEMATE_TRACEBACK"
 """Set to 1, it shows the traceback of an unexpected error."""
 
 _EXTRAS = {
+    "analysis": "analysis",
     "polars": "analysis",
     "typer": "analysis",
     "prometheus_client": "analysis",

@@ -93,7 +93,8 @@ def test_the_wheel_has_all_of_both_packages_and_nothing_else(source: Path, wheel
     assert {Path(name).suffix for name in expected} == {".py", ".html", ".css", ".js"}
     names = set(contents(wheel))
     metadata = {name for name in names if ".dist-info/" in name}
-    assert names - metadata == expected
+    (door,) = (name for name in names if name.endswith("/share/profilemate/sitecustomize.py"))
+    assert names - metadata - {door} == expected
     assert any(name.endswith("/LICENSE") for name in metadata)
 
 
@@ -118,6 +119,26 @@ def test_an_installed_wheel_hooks_nothing(python: Path, tmp_path: Path) -> None:
     loaded = "import sys; print([name for name in sys.modules if 'profilemate' in name])"
     assert run([str(python), "-c", loaded], tmp_path) == "[]\n"
     assert not (site_packages(python) / "sitecustomize.py").exists()
+
+
+def test_run_and_inject_of_the_installed_wheel(with_dependencies: Path, tmp_path: Path) -> None:
+    """A command is profiled as from a clone; and by a folder that has all by itself."""
+    profilemate, python = with_dependencies.with_name("profilemate"), str(with_dependencies)
+    finds = "import sys; print([type(each).__module__ for each in sys.meta_path][0])"
+    said = run([str(profilemate), "run", "--", python, "-c", finds], tmp_path)
+    assert said == "profilemate.bootstrap\n"
+    said = run([str(profilemate), "run", "--", "sh", "-c", "echo $PYTHONPATH"], tmp_path)
+    door = with_dependencies.parents[1] / "share" / "profilemate"
+    assert said.strip().split(":")[0] == str(door)
+
+    run([str(profilemate), "inject", "folder"], tmp_path)
+    program = f"{finds}; import profilemate, orjson; print(orjson.__file__)"
+    run([python, "-m", "venv", "--without-pip", "bare"], tmp_path)
+    path = f"PYTHONPATH={tmp_path / 'folder'}"
+    said = run(["env", path, str(tmp_path / "bare" / "bin" / "python"), "-c", program], tmp_path)
+    first, second = said.splitlines()
+    assert first == "profilemate.bootstrap"
+    assert Path(second).parent == tmp_path / "folder" / "orjson"
 
 
 def test_commands_of_the_installed_wheel(with_dependencies: Path, tmp_path: Path) -> None:

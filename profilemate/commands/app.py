@@ -15,6 +15,7 @@ from profilemate.commands.compare import CompareOptions, compare
 from profilemate.commands.doctor import DoctorOptions, doctor
 from profilemate.commands.export_perfetto import PerfettoOptions, perfetto
 from profilemate.commands.finalize import FinalizeOptions, finalize
+from profilemate.commands.inject import InjectOptions, inject
 from profilemate.commands.live import LiveOptions, live
 from profilemate.commands.mark import MarkOptions, mark
 from profilemate.commands.metrics import MetricsOptions, metrics
@@ -22,6 +23,7 @@ from profilemate.commands.pause import PauseOptions, pause, resume
 from profilemate.commands.plan import PlanOptions, plan
 from profilemate.commands.reconcile import ReconcileOptions, reconcile
 from profilemate.commands.report import ReportOptions, report
+from profilemate.commands.run import RunOptions, run
 from profilemate.commands.shared.errors import errors_in_one_line
 from profilemate.commands.snapshot import SnapshotOptions, snapshot
 from profilemate.commands.summary import SummaryOptions, summary
@@ -74,6 +76,8 @@ def _command(work: Callable[[Options], int], options: type[Options]) -> Callable
 
 
 _COMMANDS: Mapping[str, Callable[..., None]] = {
+    "run": _command(run, RunOptions),
+    "inject": _command(inject, InjectOptions),
     "summary": _command(summary, SummaryOptions),
     "report": _command(report, ReportOptions),
     "compare": _command(compare, CompareOptions),
@@ -97,7 +101,8 @@ _EXPORTS: Mapping[str, Callable[..., None]] = {
 }
 
 _SETTINGS: Mapping[str, dict[str, Any]] = {
-    # Options after the command that a sweep runs belong to that command.
+    # Options after a command to start belong to that command.
+    "run": {"allow_interspersed_args": False},
     "sweep": {"allow_interspersed_args": False},
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-from profilemate import ROOT, config
+from profilemate import ROOT, config, door
 from profilemate.format.errors import SessionError
 from profilemate.format.events import PARTS
 from profilemate.format.files import write_atomically
@@ -95,9 +95,9 @@ def _python_path() -> Finding:
             about,
             "bad",
             found,
-            f"export PYTHONPATH={ROOT}:$PYTHONPATH (python -I and -E ignore it)",
+            f"export PYTHONPATH={door.folder()}:$PYTHONPATH (python -I and -E ignore it)",
         )
-    if other and not other.startswith(ROOT):
+    if other and not other.startswith(door.folder()):
         return Finding(about, "good", f"works; {other} runs after it")
     return Finding(about, "good", "works")
 

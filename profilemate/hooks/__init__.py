@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import NamedTuple, Protocol
 
-from profilemate import ROOT, config
+from profilemate import config, door
 from profilemate.messages import cause, give_up, say, say_if_verbose
 
 
@@ -122,21 +122,22 @@ def activate(finder: Finder, vllm: ModuleType) -> None:
 def _repair_pythonpath(start_folder: str) -> None:
     value = os.environ.get("PYTHONPATH")
     if value and start_folder:
-        repaired = _reached_first(config.absolute_pythonpath(value, ROOT, start_folder))
+        ours = door.folder()
+        repaired = _reached_first(config.absolute_pythonpath(value, ours, start_folder), ours)
         if repaired != value:
             os.environ["PYTHONPATH"] = repaired
 
 
-def _reached_first(pythonpath: str) -> str:
-    """PYTHONPATH with this repository first, where another's sitecustomize would hide ours.
+def _reached_first(pythonpath: str, ours: str) -> str:
+    """PYTHONPATH with our folder first, where another's sitecustomize would hide ours.
 
     OpenTelemetry puts its own before all others, for the children, and runs no other. Ours does.
     """
     entries = pythonpath.split(os.pathsep)
-    before = entries[: entries.index(ROOT)] if ROOT in entries else []
+    before = entries[: entries.index(ours)] if ours in entries else []
     if PathFinder.find_spec("sitecustomize", before) is None:
         return pythonpath
-    return os.pathsep.join([ROOT, *(entry for entry in entries if entry != ROOT)])
+    return os.pathsep.join([ours, *(entry for entry in entries if entry != ours)])
 
 
 def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
@@ -149,7 +150,17 @@ def _choose(hooks: Sequence[Hook], vllm_folders: Sequence[str]) -> list[Hook]:
         # Otherwise a parent process has said so.
         for problem in settings.problems:
             say(problem)
-    missing = sorted({name for hook in hooks for name in hook.requires if not _installed(name)})
+    required = sorted({name for hook in hooks for name in hook.requires})
+    missing = [name for name in required if not _installed(name)]
+    unfit = [name for name in required if name not in missing and not _loads(name)]
+    if unfit:
+        reason = f"{' and '.join(unfit)} cannot be loaded by {sys.executable}"
+        give_up(
+            f"{reason}, as if made for another Python: {sys.executable} -m pip install "
+            f"{' '.join(unfit)}, or with that Python 'profilemate inject'"
+        )
+        _set_all(hooks, reason)
+        return []
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         reason = f"{' and '.join(missing)} {verb} not installed"
@@ -240,6 +251,17 @@ def _installed(name: str) -> bool:
         return find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _loads(name: str) -> bool:
+    """Whether the package fits this Python. Only orjson is of no use without its compiled part."""
+    if name != "orjson":
+        return True
+    try:
+        import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def _exists(module: str, vllm_folders: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.sweep import RANKED, figure
 from analysis.tables.metadata import number
-from profilemate import ROOT, config
+from profilemate import config, door
 from profilemate.sweep import baseline, benchmarks, folder, logs, measuring, running, settings
 from profilemate.sweep.folder import LOG_FILE, SESSIONS, Plan, Planned
 from profilemate.sweep.progress_line import Progress
@@ -202,7 +202,7 @@ def _variables(run: Planned) -> dict[str, str]:
     """A run's own environment variables. The baseline is not vLLM, and is not recorded."""
     if run.settings is None:
         return {config.SWITCH: "0"}
-    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+    path = door.pythonpath(os.environ.get("PYTHONPATH"))
     return {"PYTHONPATH": path, config.DIRECTORY: str(run.folder / SESSIONS)}
 
 

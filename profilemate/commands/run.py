@@ -93,7 +93,8 @@ def run(options: RunOptions) -> int:
     \b
     Exit codes:
       the command's own
-      2   an option is not understood, there is no such command, or its Python lacks a package
+      2   an option is not understood, there is no such command, or its Python
+          lacks a package
     """
     variables = dict(_variables(options))
     environment = {**os.environ, **variables}

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent.parent
 ANALYSIS = ["-m", "analysis"]
 PROFILEMATE = ["-c", "from profilemate.cli import main; main()"]
 NAMES = [
+    *("run", "inject"),
     *("summary", "report", "compare", "check", "finalize", "snapshot", "pause", "resume", "mark"),
     *("doctor", "plan", "sweep", "reconcile", "whatif", "live", "metrics", "export"),
 ]

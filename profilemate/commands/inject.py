@@ -26,7 +26,7 @@ class InjectOptions:
 
 
 def inject(options: InjectOptions) -> int:
-    """Make a folder that is complete by itself, for the PYTHONPATH of any vLLM.
+    """Make a folder for PYTHONPATH that needs no installation.
 
     It gets sitecustomize.py, profilemate, wrapt and orjson, as they are installed here. So run it
     with a Python of the same version, and on the same kind of machine, as the one that runs vLLM.
@@ -40,7 +40,8 @@ def inject(options: InjectOptions) -> int:
     \b
     Exit codes:
       0   done
-      2   the folder has something else in it, or cannot be written, or a package is missing
+      2   the folder has other files in it, it cannot be written, or a package
+          is missing
     """
     made_for = fill(options.folder)
     show_line(f"{options.folder} is made for {made_for}. Put it on vLLM's PYTHONPATH:")

@@ -6,6 +6,9 @@ runs the whole of `python -m analysis --full` on it. A bare Polars scan of all i
 each column of numbers and the lengths of the lists, takes turns with it; the ratios of the two, by
 the clock and by processor time, and the summary's peak of memory count. Then the report is made
 once.
+
+With --packed, the summary of the same session in packed segments takes turns with that of the plain
+files instead.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import environment, large_session
+from benchmarks import environment, large_session, packed_session
 from benchmarks.command import Options, count, progress, run
 from benchmarks.processes import Usage, measured
 from benchmarks.result import Result, Target, middle
@@ -41,11 +44,14 @@ print(requests.select(pl.col("input_length").mean(), lists).collect(engine="stre
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--evictions", type=count, default=10_000_000, help="(10 million)")
     parser.add_argument("--repeats", type=count, default=3, help="of both, in turn (3)")
+    parser.add_argument("--packed", action="store_true", help="compare packed with plain files")
 
 
 def measure(options: Options) -> list[Result]:
     """Ratios to the scan, gigabytes, and the report's seconds."""
     session = made(options.evictions)
+    if options.packed:
+        return [_packed(session, options.repeats)]
     scan(session)  # The files are in the system's cache from now on.
     pairs = []
     for number in range(options.repeats):
@@ -66,6 +72,24 @@ def measure(options: Options) -> list[Result]:
         middle("analyzer: memory", peaks, "GB", MEMORY, ""),
         middle("analyzer: report", [page.wall_sec], "s", REPORT, shown(page)),
     ]
+
+
+def _packed(session: Path, repeats: int) -> Result:
+    folder = session.with_name(f"{session.name}_packed")
+    if not folder.exists():
+        progress(f"packing it (kept in {session.parent.name})")
+        with tempfile.TemporaryDirectory(dir=session.parent, prefix="packing-") as scratch:
+            packed_session.write(session, Path(scratch, folder.name), large_session.SECONDS)
+            shutil.move(Path(scratch, folder.name), folder)
+    summarize(session)  # The files are in the system's cache from now on.
+    ratios = []
+    for number in range(repeats):
+        plain, packed = summarize(session), summarize(folder)
+        progress(f"{number + 1} of {repeats}: plain {shown(plain)}, packed {shown(packed)}")
+        ratios.append(packed.cpu_sec / plain.cpu_sec)
+    return middle(
+        "analyzer: packed segments", ratios, "× the processor time of plain files", None, ""
+    )
 
 
 def scan(session: Path) -> Usage:

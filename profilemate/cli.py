@@ -54,7 +54,7 @@ def run(command: str | None, program: str) -> None:
     try:
         from profilemate.commands.app import application
 
-        application(command)(prog_name=program)
+        application(command, *sys.argv[1:2])(prog_name=program)
     except SystemExit:
         fault = _output_fault()
         if fault is None:

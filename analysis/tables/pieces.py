@@ -78,11 +78,11 @@ class Piece:
 
         """
         if self.packed is not None:
-            for _ in self.packed_lines(_BUFFER, 0):
+            for _ in self.unpacked():
                 pass
 
-    def packed_lines(self, size: int, longest: int) -> Iterator[bytes]:
-        """The text of a packed file, in parts, as ``Unpacker.lines`` gives it.
+    def unpacked(self) -> Iterator[bytes]:
+        """The text of a packed file, in parts, as ``Unpacker.parts`` gives it.
 
         Raises:
             SessionError: it cannot be read, or is damaged.
@@ -91,7 +91,7 @@ class Piece:
         if self.packed is None:
             raise ValueError(f"{self.path} is not packed")
         with self._naming(), self._opened() as file:
-            yield from Unpacker(file, self.path, self.packed).lines(size, longest)
+            yield from Unpacker(file, self.path, self.packed).parts()
 
     def _opened(self) -> BufferedReader:
         if self.held is None:

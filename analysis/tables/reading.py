@@ -11,9 +11,10 @@ import csv
 import io
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar
 
 import polars as pl
@@ -142,20 +143,54 @@ def ahead(items: Iterator[_Item]) -> Iterator[_Item]:
 
 
 def _texts(parts: Sequence[Extent], table: Table) -> Iterator[tuple[Extent, bytes]]:
-    """The lines of the files, in parts. A line that is too long ends one."""
-    for part in parts:
-        if part.is_empty:
+    """The lines of the files, in parts, each with a file that has as many columns. A line that is
+    too long ends one."""
+    filled = (part for part in parts if not part.is_empty)
+    for (is_packed, _), alike in groupby(
+        filled, lambda part: (bool(part.piece.packed), part.width)
+    ):
+        if is_packed:
+            # A small table has a few lines in each segment: these make one frame together.
+            files = list(alike)
+            for lines in _lines(_unpacked(files), _CHUNK, table.longest_line):
+                yield files[0], lines
             continue
-        if part.piece.packed is None:
+        for part in alike:
             with part.piece.text() as file:
                 for begin, end in _extents(file, part, table.longest_line):
                     file.seek(begin)
                     yield part, file.read(end - begin)
-        else:
-            header = part.begin
-            for lines in part.piece.packed_lines(_CHUNK, table.longest_line):
-                yield part, lines[header:]
-                header = 0
+
+
+def _unpacked(parts: Iterable[Extent]) -> Iterator[bytes]:
+    """The rows of packed files, one after the other. Each file ends with a line's end."""
+    for part in parts:
+        header, text = part.begin, b""
+        for text in part.piece.unpacked():
+            yield text[header:]
+            header = max(0, header - len(text))
+        if not text.endswith(b"\n"):
+            yield b"\n"
+
+
+def _lines(texts: Iterable[bytes], size: int, longest: int) -> Iterator[bytes]:
+    """The same text in parts of ``size`` bytes and the rest of a line.
+
+    A line of more than ``longest`` bytes may end one.
+    """
+    parts: list[bytes] = []
+    together = 0
+    for text in texts:
+        parts.append(text)
+        together += len(text)
+        end = text.rfind(b"\n") + 1 if together >= size else 0
+        if end or together > size + longest:
+            end = end or len(text)
+            parts[-1] = text[:end]
+            yield b"".join(parts)
+            parts, together = [text[end:]], len(text) - end
+    if together:
+        yield b"".join(parts)
 
 
 def _opening(part: Extent, before_sec: float, table: Table, columns: Sequence[str]) -> pl.DataFrame:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,16 @@ _GZIP = 31
 _INPUT = 1 << 18
 _OUTPUT = 1 << 20
 """Memory of this size is used again; zlib takes longer to fill larger parts."""
+
+
+def _fastest() -> Any:
+    """isal, which does the same as zlib in a third of the time, where it is installed."""
+    with suppress(ImportError):
+        return import_module("isal.isal_zlib")
+    return zlib
+
+
+_ZLIB = _fastest()
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Unpacker:
         self._file = file
         self._path = path
         self._packed = packed
-        self._zlib = zlib.decompressobj(_GZIP)
+        self._zlib = _ZLIB.decompressobj(_GZIP)
         self._bytes = 0
         self._has_ended = False
 
@@ -55,7 +67,7 @@ class Unpacker:
             packed = self._zlib.unconsumed_tail or self._file.read(_INPUT)
             try:
                 text = self._zlib.decompress(packed, most)
-            except zlib.error as error:
+            except (zlib.error, _ZLIB.error) as error:
                 raise self._damaged(f"it cannot be unpacked ({error})") from None
             self._bytes += len(text)
             if self._bytes > self._packed.plain_bytes:
@@ -67,24 +79,10 @@ class Unpacker:
                 raise self._damaged("it is cut short")
         return text
 
-    def lines(self, size: int, longest: int) -> Iterator[bytes]:
-        """All of it, in parts of ``size`` bytes and the rest of a line.
-
-        A line of more than ``longest`` bytes may end one.
-        """
-        parts: list[bytes] = []
-        together = 0
+    def parts(self) -> Iterator[bytes]:
+        """All of it, in parts of a megabyte at most."""
         while text := self.read(_OUTPUT):
-            together += len(text)
-            end = text.rfind(b"\n") + 1 if together >= size else 0
-            if end or together > size + longest:
-                end = end or len(text)
-                yield b"".join([*parts, text[:end]])
-                text = text[end:]
-                parts, together = [], len(text)
-            parts.append(text)
-        if together:
-            yield b"".join(parts)
+            yield text
 
     def close(self) -> None:
         self._file.close()

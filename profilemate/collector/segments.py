@@ -42,7 +42,7 @@ CHECKPOINT_FILE = "checkpoint.json.gz"
 _NUMBER = re.compile(r"\d{4,9}")
 _NEW, _GONE = ".new-", ".gone-"
 
-_LEVEL = 4
+LEVEL = 4
 """Of zlib: higher ones take far more time, and make the files hardly any smaller."""
 
 _PART_BYTES = 1 << 20
@@ -356,7 +356,7 @@ def _pack(
 
 def _compress(parts: Iterable[bytes], target: str, table: str, folder: Folder) -> dict[str, Any]:
     """Compress a table; returns its entry of the index."""
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, 31)
+    packer = zlib.compressobj(LEVEL, zlib.DEFLATED, 31)
     checksum = plain_bytes = lines = 0
     first = last = b""
 

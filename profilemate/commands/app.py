@@ -5,62 +5,51 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, get_type_hints
+from importlib import import_module
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from profilemate import __version__
-from profilemate.commands.check import CheckOptions, check
-from profilemate.commands.compare import CompareOptions, compare
-from profilemate.commands.doctor import DoctorOptions, doctor
-from profilemate.commands.export_perfetto import PerfettoOptions, perfetto
-from profilemate.commands.finalize import FinalizeOptions, finalize
-from profilemate.commands.inject import InjectOptions, inject
-from profilemate.commands.live import LiveOptions, live
-from profilemate.commands.mark import MarkOptions, mark
-from profilemate.commands.metrics import MetricsOptions, metrics
-from profilemate.commands.pause import PauseOptions, pause, resume
-from profilemate.commands.plan import PlanOptions, plan
-from profilemate.commands.reconcile import ReconcileOptions, reconcile
-from profilemate.commands.report import ReportOptions, report
-from profilemate.commands.run import RunOptions, run
 from profilemate.commands.shared.errors import errors_in_one_line
-from profilemate.commands.snapshot import SnapshotOptions, snapshot
-from profilemate.commands.summary import SummaryOptions, summary
-from profilemate.commands.sweep import SweepOptions, sweep
-from profilemate.commands.whatif import WhatifOptions, whatif
-
-Options = TypeVar("Options")
 
 
-def application(name: str | None) -> typer.Typer:
-    """All commands, or the one with this name as a program of its own."""
+def application(name: str | None, asked: str | None = None) -> typer.Typer:
+    """All commands, or the one with this name as a program of its own.
+
+    Args:
+        name: the command; None for all.
+        asked: the first word of the command line. Where it is a command, no other is imported.
+
+    """
     # Plain help reads the same in a terminal, a pipe and a log.
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     if name is not None:
-        app.command()(_COMMANDS[name])
+        app.command()(_command(name, *_COMMANDS[name]))
         return app
     app.callback(invoke_without_command=True)(_profilemate)
-    for name, function in _COMMANDS.items():
-        app.command(name, context_settings=_SETTINGS.get(name))(function)
-    app.add_typer(_group(_export, _EXPORTS), name="export")
+    for each in [asked] if asked is not None and asked in _COMMANDS else _COMMANDS:
+        app.command(each, context_settings=_SETTINGS.get(each))(_command(each, *_COMMANDS[each]))
+    if asked not in _COMMANDS:
+        app.add_typer(_group(_export, _EXPORTS), name="export")
     return app
 
 
-def _group(
-    help_of: Callable[..., None], commands: Mapping[str, Callable[..., None]]
-) -> typer.Typer:
+def _group(help_of: Callable[..., None], commands: Mapping[str, tuple[str, str]]) -> typer.Typer:
     """Commands under one name. The docstring of ``help_of`` is its help."""
     group = typer.Typer(rich_markup_mode=None)
     group.callback(invoke_without_command=True)(help_of)
-    for name, function in commands.items():
-        group.command(name)(function)
+    for name, where in commands.items():
+        group.command(name)(_command(name, *where))
     return group
 
 
-def _command(work: Callable[[Options], int], options: type[Options]) -> Callable[..., None]:
+def _command(name: str, module: str, options_name: str) -> Callable[..., None]:
     """The function that typer calls. Its parameters are the fields of the options, and its help
     is the docstring of the work."""
+    home = import_module(f"profilemate.commands.{module}")
+    work: Callable[[Any], int] = getattr(home, name)
+    options: type[Any] = getattr(home, options_name)
 
     def command(**given: Any) -> None:
         with errors_in_one_line():
@@ -75,30 +64,32 @@ def _command(work: Callable[[Options], int], options: type[Options]) -> Callable
     return command
 
 
-_COMMANDS: Mapping[str, Callable[..., None]] = {
-    "run": _command(run, RunOptions),
-    "inject": _command(inject, InjectOptions),
-    "summary": _command(summary, SummaryOptions),
-    "report": _command(report, ReportOptions),
-    "compare": _command(compare, CompareOptions),
-    "check": _command(check, CheckOptions),
-    "finalize": _command(finalize, FinalizeOptions),
-    "snapshot": _command(snapshot, SnapshotOptions),
-    "pause": _command(pause, PauseOptions),
-    "resume": _command(resume, PauseOptions),
-    "mark": _command(mark, MarkOptions),
-    "doctor": _command(doctor, DoctorOptions),
-    "plan": _command(plan, PlanOptions),
-    "sweep": _command(sweep, SweepOptions),
-    "reconcile": _command(reconcile, ReconcileOptions),
-    "whatif": _command(whatif, WhatifOptions),
-    "live": _command(live, LiveOptions),
-    "metrics": _command(metrics, MetricsOptions),
+_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": ("run", "RunOptions"),
+    "inject": ("inject", "InjectOptions"),
+    "summary": ("summary", "SummaryOptions"),
+    "report": ("report", "ReportOptions"),
+    "compare": ("compare", "CompareOptions"),
+    "check": ("check", "CheckOptions"),
+    "finalize": ("finalize", "FinalizeOptions"),
+    "snapshot": ("snapshot", "SnapshotOptions"),
+    "pause": ("pause", "PauseOptions"),
+    "resume": ("pause", "PauseOptions"),
+    "mark": ("mark", "MarkOptions"),
+    "doctor": ("doctor", "DoctorOptions"),
+    "plan": ("plan", "PlanOptions"),
+    "sweep": ("sweep", "SweepOptions"),
+    "reconcile": ("reconcile", "ReconcileOptions"),
+    "whatif": ("whatif", "WhatifOptions"),
+    "live": ("live", "LiveOptions"),
+    "metrics": ("metrics", "MetricsOptions"),
 }
+"""By name: the module of ``profilemate.commands`` that has its function, and its options."""
 
-_EXPORTS: Mapping[str, Callable[..., None]] = {
-    "perfetto": _command(perfetto, PerfettoOptions),
+_EXPORTS: Mapping[str, tuple[str, str]] = {
+    "perfetto": ("export_perfetto", "PerfettoOptions"),
 }
+"""The same of the commands of ``export``."""
 
 _SETTINGS: Mapping[str, dict[str, Any]] = {
     # Options after a command to start belong to that command.

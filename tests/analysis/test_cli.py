@@ -121,6 +121,19 @@ def test_the_help_lists_the_commands() -> None:
     assert "..." not in listed
 
 
+def test_a_command_imports_no_other_one() -> None:
+    program = """
+import sys
+from profilemate.commands.app import application
+application(None, sys.argv[1])(sys.argv[1:] + ["--help"], standalone_mode=False)
+print(*(name for name in sys.modules if name.startswith("profilemate.commands.")))
+"""
+    said = run(["-c", program], "summary").stdout.splitlines()
+    assert "Summarize a session." in " ".join(said)
+    loaded = {name for name in said[-1].split() if "shared" not in name}
+    assert loaded == {"profilemate.commands.app", "profilemate.commands.summary"}
+
+
 def test_the_version() -> None:
     assert run(PROFILEMATE, "--version").stdout == f"profilemate {__version__}\n"
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from analysis import SessionError, open_session, summarize
+from analysis.tables import unpacking
 from tests.analysis.builder import COLUMNS, SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.test_session import error_of
@@ -54,6 +55,13 @@ def times(session: SessionBuilder) -> list[float]:
     return [time for batch in batches for time in batch["timestamp_sec"]]
 
 
+@pytest.fixture(params=["zlib", "isal.isal_zlib"])
+def unpacker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """isal is not there on each machine."""
+    monkeypatch.setattr(unpacking, "_ZLIB", pytest.importorskip(request.param))
+
+
+@pytest.mark.usefixtures("unpacker")
 class TestPackedFiles:
     def test_cut_short(self, cut: SessionBuilder) -> None:
         path = packed(cut, 2)
@@ -101,6 +109,9 @@ class TestPackedFiles:
             ),
         )
         assert f"{path} is damaged: it unpacks to " in error_of(cut)
+
+    def test_the_text_is_what_was_packed(self, cut: SessionBuilder) -> None:
+        assert times(cut) == list(range(1, 9))
 
     def test_that_is_missing(self, cut: SessionBuilder) -> None:
         packed(cut, 2).unlink()
@@ -187,6 +198,15 @@ class TestLines:
         header, *rows = gzip.decompress(path.read_bytes()).splitlines()
         repack(path, b"\n".join([header + b",more", *(row + b",x" for row in rows), b""]))
         assert open_session(cut.folder).scan("kv_cache_usage").collect().height == 8
+
+    def test_the_last_one_may_lack_its_end(self, cut: SessionBuilder) -> None:
+        path = packed(cut, 2)
+        repack(path, gzip.decompress(path.read_bytes())[:-1])
+        assert times(cut) == list(range(1, 9))
+
+    def test_few_lines_of_many_files_are_read_together(self, cut: SessionBuilder) -> None:
+        batches = list(open_session(cut.folder).batches("kv_cache_usage", ["timestamp_sec"]))
+        assert [batch.height for batch in batches] == [6, 2]  # Packed ones, and the open one.
 
 
 class TestIndex:

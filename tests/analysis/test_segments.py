@@ -19,7 +19,7 @@ from analysis import Session, SessionError, open_session, summarize
 from analysis.renderers import json as as_json
 from analysis.tables.find import find_session
 from analysis.tables.window import Window
-from benchmarks import large_session
+from benchmarks import large_session, packed_session
 from tests.analysis.builder import COLUMNS, SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.stories import swept
@@ -81,6 +81,16 @@ def test_wherever_it_is_cut_it_says_the_same(
         cuts = [segments.by_share(copy, share) for share in sorted(shares)]
         segments.split(copy, *cuts, closing=closing)
         assert differences(said(copy), expected) == []
+
+
+def test_a_benchmark_packs_it_as_the_collector_does(
+    tmp_path: Path, stories: Stories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = next(folder for folder in stories.said if folder.name == "large")
+    monkeypatch.setattr(packed_session, "SEGMENT_BYTES", 150_000)
+    packed_session.write(plain, tmp_path / plain.name, large_session.SECONDS)
+    assert len(list((tmp_path / plain.name / "segments").iterdir())) == 4
+    assert differences(said(tmp_path / plain.name), stories.said[plain]) == []
 
 
 def totals(**changes: Any) -> dict[str, Any]:

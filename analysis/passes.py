@@ -31,7 +31,15 @@ from typing import Protocol
 
 import polars as pl
 
-from analysis.gpu import capture_sizes, captures, cuda_graphs, executions, graph_ledger, memory
+from analysis.gpu import (
+    capture_sizes,
+    captures,
+    cuda_graphs,
+    executions,
+    experts,
+    graph_ledger,
+    memory,
+)
 from analysis.gpu.capture_sizes import CaptureSizes, DecodeStepTally
 from analysis.gpu.cuda_graphs import CudaGraphs
 from analysis.gpu.graph_ledger import Ledger
@@ -164,6 +172,7 @@ def measure(session: Session) -> Summary:
             graph_ledger=graphs.ledger,
             capture_sizes=graphs.sizes,
             memory=graphs.memory,
+            experts=experts.measure(session),
             cost=facts.cost(session),
             families=prompt_families.result(),
             misses=explained.result(),

@@ -8,6 +8,7 @@ from typing import Literal
 
 from analysis.gpu.capture_sizes import CaptureSizes
 from analysis.gpu.cuda_graphs import CudaGraphs
+from analysis.gpu.experts import Experts
 from analysis.gpu.graph_ledger import Ledger
 from analysis.gpu.memory import Memory
 from analysis.pool.allocations import Allocations
@@ -170,6 +171,7 @@ class Summary:
     graph_ledger: Ledger | None
     capture_sizes: CaptureSizes | None
     memory: Memory
+    experts: Experts
     cost: Cost
     findings: tuple[Finding, ...] = ()
     advice: tuple[Advice, ...] = ()

@@ -35,6 +35,8 @@ SESSION = "VLLM_PROFILING_SESSION"
 FAILED = "VLLM_PROFILING_FAILED"
 GPU_TIMING = "VLLM_PROFILING_GPU_TIMING"
 GPU_INTERVAL = "VLLM_PROFILING_GPU_INTERVAL"
+EXPERTS = "VLLM_PROFILING_EXPERTS"
+EXPERT_PAIRS = "VLLM_PROFILING_EXPERT_PAIRS"
 KEEP = "VLLM_PROFILING_KEEP"
 METRICS = "VLLM_PROFILING_METRICS"
 SNAPSHOT_WHEN = "VLLM_PROFILING_SNAPSHOT_WHEN"
@@ -49,6 +51,8 @@ NAMES = (
     FAILED,
     GPU_TIMING,
     GPU_INTERVAL,
+    EXPERTS,
+    EXPERT_PAIRS,
     KEEP,
     METRICS,
     SNAPSHOT_WHEN,
@@ -61,6 +65,8 @@ Address = tuple[str, int]
 
 DEFAULT_GPU_INTERVAL_SEC = 1.0
 LONGEST_INTERVAL_SEC = 86_400.0
+MOST_EXPERT_PAIRS = 512
+"""Experts whose pairs can be counted: they take 2 MiB a layer. It is the default, too."""
 LONGEST_SHOWN = 80
 """Characters of a value in a message."""
 
@@ -95,6 +101,10 @@ class Config:
     """Whether to measure how long replays of CUDA graphs take on the GPU."""
     gpu_interval_sec: float
     """Seconds between two samples of GPU memory; 0: none are taken."""
+    experts: bool
+    """Whether to count which experts a model's MoE layers use."""
+    expert_pairs: int
+    """Pairs of experts are counted where a layer has no more experts than this; 0: never."""
     keep: str
     """How much of a session is kept, as ``profilemate.format.keep`` reads it."""
     metrics: Address | None
@@ -201,6 +211,8 @@ def read(environ: Mapping[str, str]) -> Config:
         failed=failed,
         gpu_timing=switch(GPU_TIMING, False),
         gpu_interval_sec=seconds(GPU_INTERVAL, DEFAULT_GPU_INTERVAL_SEC),
+        experts=switch(EXPERTS, False),
+        expert_pairs=_expert_pairs(environ, problems),
         keep=keep(KEEP),
         metrics=address(METRICS),
         snapshot_when=_snapshot_when(environ, problems),
@@ -208,6 +220,19 @@ def read(environ: Mapping[str, str]) -> Config:
         snapshot_last_sec=_snapshot_last(environ, problems),
         problems=tuple(problems),
     )
+
+
+def _expert_pairs(environ: Mapping[str, str], problems: list[str]) -> int:
+    value = environ.get(EXPERT_PAIRS, "").strip()
+    if not value:
+        return MOST_EXPERT_PAIRS
+    if re.fullmatch("[0-9]{1,9}", value) and int(value) <= MOST_EXPERT_PAIRS:
+        return int(value)
+    problems.append(
+        f"{EXPERT_PAIRS}={shortened(value, LONGEST_SHOWN)} is not understood (a number of experts, "
+        f"{MOST_EXPERT_PAIRS} at most, 0 for off); the default is used: {MOST_EXPERT_PAIRS}"
+    )
+    return MOST_EXPERT_PAIRS
 
 
 def _snapshot_when(environ: Mapping[str, str], problems: list[str]) -> tuple[Condition, ...]:

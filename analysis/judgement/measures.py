@@ -575,6 +575,30 @@ _GPU = (
         lambda found: max((gpu.peak_used_bytes for gpu in found.memory.gpus), default=None),
     ),
 )
+_EXPERTS = (
+    Measure(
+        "expert_max_over_mean",
+        "times",
+        "Tokens of the busiest expert of a layer, divided by the mean of its experts; the mean of "
+        "all layers.",
+        None,
+        lambda found: found.experts.mean_max_over_mean,
+    ),
+    Measure(
+        "expert_gini",
+        "share",
+        "The Gini coefficient of the tokens of a layer's experts; the mean of all layers.",
+        None,
+        lambda found: found.experts.mean_gini,
+    ),
+    Measure(
+        "experts_unused",
+        "share",
+        "Experts that got no token, of the experts of all layers.",
+        None,
+        lambda found: found.experts.unused_share,
+    ),
+)
 CATALOGUE: tuple[Measure, ...] = (
     *_PREFIX_CACHE,
     *_LATENCY,
@@ -584,6 +608,7 @@ CATALOGUE: tuple[Measure, ...] = (
     *_EVICTIONS,
     *_REQUESTS,
     *_GPU,
+    *_EXPERTS,
 )
 
 _BY_NAME = {measure.name: measure for measure in CATALOGUE}

@@ -181,6 +181,27 @@ _REQUESTS = (
     ),
 )
 
+_EXPERTS = (
+    _at_most("since_sec", "timestamp_sec", "it was counted before that began", MOST_APART_SEC),
+    Rule(
+        ("by_expert",),
+        pl.col("by_expert").str.contains(r"^\d{1,16}( \d{1,16})*$"),
+        "by_expert is no list of counts with a space between two",
+    ),
+)
+
+_PAIRS = (
+    Rule(
+        ("expert", "other_expert"),
+        pl.col("expert") < pl.col("other_expert"),
+        "the second expert is not behind the first",
+    ),
+    _at_most("pair_tokens", "expert_tokens", "a pair has more tokens than its expert"),
+    _at_most("pair_tokens", "other_expert_tokens", "a pair has more tokens than its expert"),
+    _at_most("expert_tokens", "routed_tokens", "an expert has more tokens than were routed"),
+    _at_most("other_expert_tokens", "routed_tokens", "an expert has more tokens than were routed"),
+)
+
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "kv_cache_usage": _USAGE,
     "kv_cache_allocations": _ALLOCATIONS,
@@ -191,6 +212,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "cuda_graph_usage": _GRAPH_USAGE,
     "cuda_graph_timeline": _TIMELINE,
     "gpu_memory": (),
+    "moe_experts": _EXPERTS,
+    "moe_pairs": _PAIRS,
     "requests": _REQUESTS,
 }
 """By table."""

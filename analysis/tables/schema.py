@@ -40,6 +40,14 @@ _OF_A_REQUEST = frozenset(
     )
 )
 """Counts of one request's tokens."""
+_MOST_OF_A_RUN = 2**53
+_OF_A_RUN = frozenset(
+    (
+        *("routed_tokens", "pair_tokens", "expected_tokens", "expert_tokens"),
+        "other_expert_tokens",
+    )
+)
+"""Tokens of a worker's whole run."""
 _NAMES = frozenset(("content_id", "priority", "step", "tenant"))
 """Whole numbers without bounds: they only name things, or put them in order."""
 
@@ -105,7 +113,8 @@ class Table:
             for name, kind in self.columns.items()
             if kind == pl.Int64 and name not in _NAMES
         }
-        return {**spans, self.time: (0, longest), **counts}
+        of_a_run = {name: (0, _MOST_OF_A_RUN) for name in self.columns if name in _OF_A_RUN}
+        return {**spans, self.time: (0, longest), **counts, **of_a_run}
 
 
 def _most(name: str) -> int:
@@ -319,6 +328,50 @@ _ALL = (
         "gpu",
         "used_bytes",
         "free_bytes",
+    ),
+    _csv(
+        "moe_experts",
+        {
+            "timestamp_sec": _SECONDS,
+            "since_sec": _SECONDS,
+            "worker": _NUMBER,
+            "layer": _NUMBER,
+            "tokens": _COUNT,
+            "by_expert": _TEXT,
+        },
+        "timestamp_sec",
+        "since_sec",
+        "worker",
+        "layer",
+        "tokens",
+        "by_expert",
+        in_order=("worker", "layer"),
+    ),
+    _csv(
+        "moe_pairs",
+        {
+            "timestamp_sec": _SECONDS,
+            "worker": _NUMBER,
+            "layer": _NUMBER,
+            "expert": _NUMBER,
+            "other_expert": _NUMBER,
+            "routed_tokens": _COUNT,
+            "pair_tokens": _COUNT,
+            "expected_tokens": pl.Float64,
+            "expert_tokens": _COUNT,
+            "other_expert_tokens": _COUNT,
+        },
+        "timestamp_sec",
+        "worker",
+        "layer",
+        "expert",
+        "other_expert",
+        "routed_tokens",
+        "pair_tokens",
+        "expected_tokens",
+        "expert_tokens",
+        "other_expert_tokens",
+        in_order=("worker", "layer"),
     ),
     Table(
         "requests",

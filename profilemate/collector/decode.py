@@ -15,6 +15,7 @@ from profilemate.format.events import (
     HASH_BYTES,
     OP_MASK,
     POOL_SHIFT,
+    More,
     Op,
     is_head,
     whole_times,
@@ -22,9 +23,9 @@ from profilemate.format.events import (
 
 _SHORT = "a column ends too early"
 
-GAP = 0
-"""Stands in an episode for events that are missing there. No journal can have this op: it has no
-reader."""
+GAP = 0xFF
+"""Stands in an episode for events that are missing there. No journal can have this op: it is larger
+than ``OP_MASK``."""
 
 LONGEST_NS = 1 << 58
 """No session lasts nine years: a later time was never measured."""
@@ -179,12 +180,22 @@ def _resumed(f: _Frame, pool: int) -> Event:
     return time, pool, running, waiting, held, again, cached
 
 
+def _more(f: _Frame, pool: int) -> Event:
+    time, kind = f.time(), f.number()
+    if kind not in _KINDS:
+        raise ValueError(f"of a newer profilemate: unknown kind {kind}")
+    return time, kind, f.raw(f.number())
+
+
 def _assigned(f: _Frame, pool: int) -> Event:
     numbers = f.numbers(f.number())
     return numbers, f.lists(len(numbers))
 
 
+_KINDS = frozenset(More)
+
 _READERS: dict[int, Callable[[_Frame, int], Event]] = {
+    Op.MORE: _more,
     Op.ALLOCATE: lambda f, pool: (f.time(), pool, f.blocks()),
     Op.REUSE: lambda f, pool: (f.time(), pool, f.blocks()),
     Op.FREE: lambda f, pool: (f.time(), pool, f.number(), f.blocks(), f.blocks()),
@@ -247,7 +258,7 @@ def span(payload: bytes) -> tuple[int, int]:
     return since, last if width == 8 else whole_times([last], since)[0]
 
 
-_WITH_BLOB = frozenset((Op.REQUEST, Op.GRAPH, Op.BATCH))
+_WITH_BLOB = frozenset((Op.MORE, Op.REQUEST, Op.GRAPH, Op.BATCH))
 
 
 def may_begin(begun: bytes, length: int) -> bool:

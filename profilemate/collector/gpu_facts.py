@@ -91,3 +91,25 @@ def gpu_memory(workers: Sequence[Producer], sampling: Sampling) -> dict[str, Any
     interval = interval_sec(headers)
     off = "switched off: VLLM_PROFILING_GPU_INTERVAL is 0"
     return {"interval_sec": interval, "problem": sampling.problem if interval else off}
+
+
+def experts(workers: Sequence[Producer]) -> dict[str, Any] | None:
+    """The MoE layers of all workers whose experts are counted; None where nobody counts any."""
+    found = [known for worker in workers if (known := worker.status.get("experts"))]
+    if not found:
+        return None
+    numbers = {number for known in found for number in known.get("layers") or ()}
+    counting = [known for known in found if known.get("layers")]
+    return {
+        "layers": sorted(numbers),
+        "experts": max((known.get("experts") or 0 for known in counting), default=None),
+        "chosen": max((known.get("chosen") or 0 for known in counting), default=None),
+        "pairs": any(known.get("pairs") for known in counting),
+        "problem": next((known["problem"] for known in found if known.get("problem")), None),
+    }
+
+
+def experts_missing(producer: Producer) -> dict[str, str]:
+    """The hook at a worker's routers, and why it is not there, where it was asked for."""
+    problem = (producer.status.get("experts") or {}).get("problem")
+    return {"experts": problem} if problem else {}

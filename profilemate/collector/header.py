@@ -22,6 +22,7 @@ here."""
 
 MAX_GROUPS = 1 << 10
 MAX_RANK = 1 << 20
+MAX_LAYERS = 1 << 16
 MAX_TOKENS = 1 << 24
 
 _MAX_NUMBER = 1 << 53
@@ -290,4 +291,13 @@ _OF_STATUS: dict[str, Check] = {
     "methods": _optional(_record()),
     "memory": _optional(_by_name(lambda value: _some_flag(value) or _bytes(value))),
     "cuda_graphs": _optional(_record()),
+    "experts": _optional(
+        _record(
+            layers=_optional(_list_of(_whole(0, MAX_LAYERS), MAX_LAYERS)),
+            experts=_some_count,
+            chosen=_some_count,
+            pairs=_some_flag,
+            problem=_some_text,
+        )
+    ),
 }

@@ -109,6 +109,7 @@ def content(
         "memory": gpu_facts.memory(workers),
         "gpus": gpu_facts.gpus(workers, sampling),
         "gpu_memory": gpu_facts.gpu_memory(workers, sampling),
+        "experts": gpu_facts.experts(workers),
         "content_ids_shared": bool(first.get("content_ids_shared", False)),
         "prefix_lengths": prefix_lengths((first.get("cache") or {}).get("max_model_len") or 0),
         "cost": {
@@ -168,7 +169,10 @@ def _process(producer: Producer, ended: bool, origin_ns: int) -> dict[str, Any]:
         "role": header.get("producer"),
         "rank": header.get("rank"),
         "hooks": [hook["name"] for hook in hooks],
-        "hooks_missing": {hook["name"]: hook.get("reason") for hook in missing},
+        "hooks_missing": {
+            **{hook["name"]: hook.get("reason") for hook in missing},
+            **gpu_facts.experts_missing(producer),
+        },
         "hooks_failed": status.get("failed", {}),
         "lost": producer.lost,
         "methods": status.get("methods"),

@@ -45,6 +45,11 @@ COLUMNS = {
         "launch_us,gpu_us,dummy,worker,num_graphs"
     ),
     "gpu_memory.csv": "timestamp_sec,gpu,used_bytes,free_bytes,utilization_pct",
+    "moe_experts.csv": "timestamp_sec,since_sec,worker,layer,tokens,by_expert",
+    "moe_pairs.csv": (
+        "timestamp_sec,worker,layer,expert,other_expert,routed_tokens,pair_tokens,expected_tokens,"
+        "expert_tokens,other_expert_tokens"
+    ),
 }
 """Header line of each table; a JSON-lines table has none."""
 

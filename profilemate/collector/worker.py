@@ -9,6 +9,7 @@ from typing import Any
 
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import GAP, Episode, ImpossibleError
+from profilemate.collector.experts import Experts
 from profilemate.collector.header import Header
 from profilemate.collector.pauses import Pauses
 from profilemate.collector.tables import COLUMNS, Tables, text_cell
@@ -129,6 +130,7 @@ class Worker:
         self._totals = totals.worker(self.rank)
         self._open: dict[int, _Captures] = {}
         self._misses_events = False
+        self._experts = Experts(header.rank, origin_ns, tables)
         self.pauses = Pauses()
 
     def apply(self, episode: Episode) -> None:
@@ -254,6 +256,9 @@ class Worker:
     ) -> None:
         self._entries[self._known(number)].replay(graphs, launch_ns, gpu_ns_and_1, 0)
 
+    def _more(self, time: int, kind: int, blob: bytes) -> None:
+        self._experts.apply(time, kind, blob)
+
     def _pause(self, time: int) -> None:
         self.pauses.begin(time)
 
@@ -354,6 +359,7 @@ def _microseconds(nanoseconds: int) -> str:
 
 
 _HANDLERS: dict[int, Callable[..., None]] = {
+    Op.MORE: Worker._more,
     Op.GRAPH: Worker._graph,
     Op.CAPTURE: Worker._captured,
     Op.BATCH: Worker._batch,

@@ -28,6 +28,9 @@ from typing import Any
 class Op(IntEnum):
     """The kind of an event. n is a count; "a list" is one of block ids."""
 
+    MORE = 0
+    """An event of a kind that has no op of its own, as all others are taken: its kind (``More``),
+    n; a blob of n bytes: JSON. 1 time."""
     ALLOCATE = 1
     """Blocks handed out by the pool: a list. 1 time."""
     REUSE = 2
@@ -116,6 +119,19 @@ class Op(IntEnum):
     tables, came just before. 1 time. A worker has no pool: 3 times 0, and two empty lists."""
 
 
+class More(IntEnum):
+    """The kind of an event of ``Op.MORE``, and its JSON."""
+
+    EXPERTS = 1
+    """Tokens that a worker's MoE layers gave to their experts: when the counting of these began, in
+    nanoseconds; tokens that were routed since; for each layer a list of its number and a list of
+    the tokens of each expert."""
+    EXPERT_PAIRS = 2
+    """Pairs of experts that were chosen together, since the worker began: tokens that were routed;
+    for each pair a list: layer, expert, expert, tokens that went to both, tokens expected there by
+    chance, tokens of the one and of the other."""
+
+
 PARTS = {
     "blocks": "kv_cache_usage.csv, kv_cache_allocations.csv and kv_cache_evictions.csv",
     "frees": "preemptions",
@@ -124,6 +140,7 @@ PARTS = {
     "updates": "first tokens, and the pool's usage between steps",
     "graphs": "the cuda_graph tables",
     "executions": "cuda_graph_timeline.csv",
+    "experts": "moe_experts.csv and moe_pairs.csv",
 }
 """The parts of a recording that can end alone, and what is lost with each. The journal names a part
 by its place, so new ones come last."""

@@ -51,6 +51,7 @@ SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
 WORKER = "vllm.v1.worker.gpu_worker", "Worker"
 RUNNER = "vllm.v1.worker.gpu_model_runner", "GPUModelRunner"
 RUNNER_V2 = "vllm.v1.worker.gpu.model_runner", "GPUModelRunner"
+ROUTER = "vllm.model_executor.layers.fused_moe.router.base_router", "BaseRouter"
 GRAPH = "torch.cuda", "CUDAGraph"
 """Classes whose methods are watched: module and name."""
 
@@ -96,6 +97,7 @@ TARGETS: tuple[Target, ...] = (
     Target(*RUNNER_V2, "_dummy_run", "which executions are dummies", since="0.12"),
     Target(*RUNNER_V2, "profile_cudagraph_memory", "which captures are trials", since="0.18"),
     Target(*RUNNER_V2, "capture_model", "graph memory as vLLM finds it", since="0.12"),
+    Target(*ROUTER, "_compute_routing", "which experts are used", "experts", since="0.15.1"),
     Target(*WORKER, "determine_available_memory", "memory at start-up"),
     Target(*WORKER, "initialize_from_config", "memory of the KV cache"),
     Target(*WORKER, "compile_or_warm_up_model", "which executions are warm-up"),

@@ -11,6 +11,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+import orjson
+
 from profilemate.format.events import Columns
 
 Event = tuple[Any, ...]
@@ -57,6 +59,12 @@ def blob(columns: Columns, event: Event) -> None:
     columns.numbers.append(number)
     columns.numbers.append(len(data))
     columns.blobs.append(data)
+
+
+def more(columns: Columns, event: Event) -> None:
+    """``time, kind, values``: Op.MORE, whose JSON the values become."""
+    _, op, time, kind, values = event
+    blob(columns, (blob, op, time, kind, orjson.dumps(values)))
 
 
 def blocks(columns: Columns, event: Event) -> None:

@@ -42,6 +42,11 @@ COLUMNS = {
         "launch_us,gpu_us,dummy,worker,num_graphs"
     ),
     "gpu_memory.csv": "timestamp_sec,gpu,used_bytes,free_bytes,utilization_pct",
+    "moe_experts.csv": "timestamp_sec,since_sec,worker,layer,tokens,by_expert",
+    "moe_pairs.csv": (
+        "timestamp_sec,worker,layer,expert,other_expert,routed_tokens,pair_tokens,expected_tokens,"
+        "expert_tokens,other_expert_tokens"
+    ),
 }
 """The header lines, written out: this is the contract, and not what the analyzer believes."""
 
@@ -112,6 +117,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_graphs": 1,
     },
     "gpu_memory.csv": {"timestamp_sec": 1, "gpu": 0, "utilization_pct": 50},
+    "moe_experts.csv": {"timestamp_sec": 2, "since_sec": 1, "worker": 0, "layer": 0},
+    "moe_pairs.csv": {"timestamp_sec": 2, "worker": 0, "layer": 0},
 }
 
 METADATA: Mapping[str, Any] = {
@@ -150,6 +157,7 @@ _WORDS = {
     "kind": "first",
     "total_blocks": "3",
     "scheduled_tokens": "2",
+    "other_expert": "2",
 }
 
 

@@ -102,6 +102,17 @@ IMPOSSIBLE: Mapping[str, tuple[Impossible, ...]] = {
         lambda row: {"has_lora": 2},
     ),
     "gpu_memory.csv": (lambda row: {"utilization_pct": 101}, lambda row: {"used_bytes": 2**60}),
+    "moe_experts.csv": (
+        lambda row: {"by_expert": "1,2"},
+        lambda row: {"by_expert": "1 -2"},
+        lambda row: {"since_sec": float(row["timestamp_sec"]) + 1.5},
+    ),
+    "moe_pairs.csv": (
+        lambda row: {"other_expert": row["expert"]},
+        lambda row: {"pair_tokens": int(row["expert_tokens"]) + 1},
+        lambda row: {"expert_tokens": int(row["routed_tokens"]) + 1},
+        lambda row: {"expected_tokens": -1},
+    ),
     "requests.jsonl": (
         lambda row: {"finish_sec": row["timestamp"] / 1e3 - 2},
         lambda row: {

@@ -145,6 +145,17 @@ def test_gpu_timing_is_a_switch() -> None:
     assert "VLLM_PROFILING_GPU_TIMING=2 is not understood" in read.problems[0]
 
 
+def test_experts() -> None:
+    assert not config.read({}).experts
+    assert config.read({"VLLM_PROFILING_EXPERTS": "1"}).experts
+    assert config.read({}).expert_pairs == 512
+    assert config.read({"VLLM_PROFILING_EXPERT_PAIRS": "0"}).expert_pairs == 0
+    for value in ("513", "-1", "many", "1.5", "\u0663"):
+        read = config.read({"VLLM_PROFILING_EXPERT_PAIRS": value})
+        assert read.expert_pairs == 512
+        assert f"VLLM_PROFILING_EXPERT_PAIRS={value} is not understood" in read.problems[0]
+
+
 def test_names_that_kubernetes_invents_are_not_read() -> None:
     asked: list[str] = []
 

@@ -288,16 +288,16 @@ def test_kind_of_a_newer_release(tmp_path: Path) -> None:
     assert len(rows(tables, ALLOCATIONS)) == 6
 
 
-def test_op_of_a_newer_release(tmp_path: Path) -> None:
-    journal = engine(tmp_path)
-
-    def change(found: list[bytes]) -> None:
-        payload = bytearray(found[3][HEAD:])
-        payload[FRAME.size] = 0
-        found[3] = frame(Kind.EVENTS, bytes(payload))
-
-    tables = completed(journal, with_frames(journal, change))
-    assert "of a newer profilemate: unknown op 0 (at byte" in problem(tables)
+def test_event_of_a_newer_release(tmp_path: Path) -> None:
+    journal = EngineJournal(tmp_path)
+    for step in range(1, 7):
+        if step == 3:
+            journal.keep((encode.more, Op.MORE, journal.at(1_000_000 * step), 99, ["news"]))
+        journal.allocated(1_000_000 * step, step)
+        journal.flush()
+    journal.recorder.close()
+    tables = completed(journal, journal.path.read_bytes())
+    assert "of a newer profilemate: unknown kind 99 (at byte" in problem(tables)
     assert len(rows(tables, ALLOCATIONS)) == 2
     assert len(rows(tables, STEPS)) == 5
 

@@ -217,3 +217,20 @@ def test_tensors_in_one_allocation(model: Path) -> None:
     taken = facts.memory(None)["kv_allocated_bytes"]
     page = next(iter(specs.values())).page_size_bytes
     assert available - len(specs) * page < taken <= available
+
+
+@pytest.mark.parametrize("name", ["Worker", "CpuWorker"])
+def test_a_dense_model_has_no_experts_to_count(
+    model: Path, sessions: Path, cuda: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("VLLM_PROFILING_EXPERTS", "1")
+    worker = make(model, name)
+    assert sessions.exists() == (name == "Worker")
+    if name == "Worker":
+        start(worker)
+        worker.execute_model(decode(3))
+        del worker
+        gc.collect()
+        found = read(journal(sessions))
+        assert found.executions
+        assert "experts" not in found.status

@@ -11,6 +11,7 @@ import pytest
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import DecodeError, Episode, Shape, episodes
 from profilemate.format.events import FRAME, HASH_BYTES, Columns, Op, op_of
+from profilemate.record.encode import more
 
 SHAPE = Shape(pools=2, groups=2)
 EARLIER = 5_000_000_000
@@ -108,11 +109,11 @@ def test_lists_longer_than_all_ids_are_refused() -> None:
         episodes(bytes(payload), SHAPE, IDS)
 
 
-def test_unknown_op_is_refused() -> None:
-    payload = bytearray(two_episodes().pack(EARLIER))
-    payload[FRAME.size] = 0
-    with pytest.raises(DecodeError, match="unknown op 0"):
-        episodes(bytes(payload), SHAPE, IDS)
+def test_unknown_kind_is_refused() -> None:
+    log = Columns()
+    more(log, (more, Op.MORE, EARLIER, 99, []))
+    with pytest.raises(DecodeError, match="of a newer profilemate: unknown kind 99"):
+        episodes(log.pack(EARLIER), SHAPE, IDS)
 
 
 def test_content_ids_stand_for_hashes() -> None:

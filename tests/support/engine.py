@@ -118,6 +118,61 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
+EXPERTS, CHOSEN, MOE_LAYERS = 12, 3, 3
+"""Of the model with experts: how many, how many a token gets, and in how many layers."""
+
+
+def write_moe_model(folder: Path) -> Path:
+    """A Mixtral of three layers with random weights, and a tokenizer of bytes."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    write_demo_model(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config |= {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "torch_dtype": "float32",
+        "max_position_embeddings": 2048,
+        "num_hidden_layers": MOE_LAYERS,
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": CHOSEN,
+    }
+    path.write_text(json.dumps(config))
+    hidden, inner, vocabulary = (
+        config[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    queries, keys = (
+        config["head_dim"] * config[name] for name in ("num_attention_heads", "num_key_value_heads")
+    )
+    random = np.random.default_rng(0)
+    shapes = {"model.embed_tokens": (vocabulary, hidden), "lm_head": (vocabulary, hidden)}
+    norms = ["model.norm"]
+    for layer in range(MOE_LAYERS):
+        prefix = f"model.layers.{layer}"
+        for name, shape in (
+            ("q_proj", (queries, hidden)),
+            ("k_proj", (keys, hidden)),
+            ("v_proj", (keys, hidden)),
+            ("o_proj", (hidden, queries)),
+        ):
+            shapes[f"{prefix}.self_attn.{name}"] = shape
+        shapes[f"{prefix}.block_sparse_moe.gate"] = (EXPERTS, hidden)
+        for expert in range(EXPERTS):
+            of_expert = f"{prefix}.block_sparse_moe.experts.{expert}"
+            shapes |= {f"{of_expert}.w{number}": (inner, hidden) for number in (1, 3)}
+            shapes[f"{of_expert}.w2"] = (hidden, inner)
+        norms += [f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"]
+    weights = {
+        f"{name}.weight": (random.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    weights |= {f"{name}.weight": np.ones(hidden, np.float32) for name in norms}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 class Lab:
     """A folder with the model, in which engines run; sessions of each go to a folder of its own.
 
@@ -162,11 +217,15 @@ class Lab:
         }
 
     @contextmanager
-    def application(self, name: str, *options: str, **variables: Any) -> Iterator[Application]:
-        """Start tests/engine/apps/offline.py; all its processes are gone after the block."""
+    def application(
+        self, name: str, *options: str, app: Path = APP, model: Path | None = None, **variables: Any
+    ) -> Iterator[Application]:
+        """Start tests/engine/apps/offline.py, or another ``app`` there, with another ``model``; all
+        its processes are gone after the block."""
         folder = self.folder / name
         folder.mkdir()
-        command = [sys.executable, str(APP), str(self.model), str(folder / "result.json"), *options]
+        result = str(folder / "result.json")
+        command = [sys.executable, str(app), str(model or self.model), result, *options]
         with (folder / "log").open("wb") as out:
             process = subprocess.Popen(
                 command,
@@ -224,7 +283,7 @@ class Lab:
 
 @dataclass(frozen=True)
 class Application:
-    """A run of tests/engine/apps/offline.py."""
+    """A run of an application of tests/engine/apps."""
 
     process: subprocess.Popen[bytes]
     log_file: Path

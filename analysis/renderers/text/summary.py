@@ -16,6 +16,7 @@ from analysis.renderers.text.sections import (
     blame,
     cuda_graphs,
     evictions,
+    experts,
     families,
     findings,
     fragmentation,
@@ -81,6 +82,7 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     )
     yield from section(headings.LEDGER, graph_ledger.lines(summary.graph_ledger))
     yield from section(headings.MEMORY, memory.lines(summary.memory))
+    yield from section(headings.EXPERTS, experts.lines(summary.experts))
     yield from section(headings.PROFILING, session.profiling(summary.cost))
 
 

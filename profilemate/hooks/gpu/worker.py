@@ -14,7 +14,8 @@ import wrapt
 from profilemate import config
 from profilemate.format.errors import SessionError
 from profilemate.hooks import targets
-from profilemate.hooks.gpu import executions, graphs, worker_facts
+from profilemate.hooks.gpu import executions, experts, graphs, worker_facts
+from profilemate.hooks.gpu.experts import Counted
 from profilemate.hooks.gpu.gpu_timer import GpuTimer
 from profilemate.hooks.instances import has_method, hook, reference
 from profilemate.hooks.producers import open_journal
@@ -50,12 +51,13 @@ def _after_init_worker(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> N
 def watch(worker: Any) -> None:
     """Begin to record what this worker does on its GPU. Never raises; says why it cannot.
 
-    Of a worker on another device nothing is recorded.
+    Of a worker on another device nothing is recorded but its experts, where they are asked for.
     """
     try:
         settings = config.read(os.environ)
-        device = getattr(worker, "device", None)
-        if settings.enabled and getattr(device, "type", None) == "cuda":
+        device = getattr(getattr(worker, "device", None), "type", None)
+        is_watched = device == "cuda" or (device and _counts_experts(worker, settings))
+        if settings.enabled and is_watched:
             _watch(worker, settings)
     except SessionError as error:
         give_up(str(error))
@@ -65,6 +67,10 @@ def watch(worker: Any) -> None:
             f"CUDA graphs and GPU memory are not recorded: this vLLM ({version}) has workers that "
             f"profilemate does not know ({cause(error)}); the KV cache is recorded"
         )
+
+
+def _counts_experts(worker: Any, settings: config.Config) -> bool:
+    return settings.experts and experts.counts_here(worker.vllm_config, int(worker.rank))
 
 
 def _watch(worker: Any, settings: config.Config) -> None:
@@ -78,13 +84,16 @@ def _watch(worker: Any, settings: config.Config) -> None:
     if opened is None:
         return
     place, recorder = opened
+    counted = Counted()
     try:
         recorded = _attach(worker, settings, described, recorder)
+        if _counts_experts(worker, settings):
+            experts.watch(worker, recorded, settings.expert_pairs, counted)
     except Exception as error:
         recorder.fail("attaching", error)
         recorder.close()
         return
-    weakref.finalize(worker, _close, recorded)
+    weakref.finalize(worker, _close, recorded, counted)
     launch.start(place.directory)
     if settings.verbose:
         say(f"worker {described['rank']} records into {place.directory}")
@@ -100,7 +109,10 @@ def _attach(
 
     """
     cuda = sys.modules["torch"].cuda
-    recorded = graphs.Graphs(recorder, GpuTimer(cuda) if settings.gpu_timing else None)
+    is_timed = settings.gpu_timing and worker.device.type == "cuda"
+    recorded = graphs.Graphs(recorder, GpuTimer(cuda) if is_timed else None)
+    if worker.device.type != "cuda":
+        return recorded
     recorded_executions = executions.Executions(recorded)
     with recorded.part.attaching():
         graphs.watch(recorded, cuda.CUDAGraph)
@@ -119,7 +131,9 @@ def _attach(
     return recorded
 
 
-def _close(recorded: graphs.Graphs) -> None:
+def _close(recorded: graphs.Graphs, counted: Counted) -> None:
+    if recorded.recorder.active:
+        counted.close()
     try:
         if recorded.recorder.active:
             recorded.close()

@@ -19,11 +19,16 @@ def describe(worker: Any) -> dict[str, Any]:
     engine = engine_rank(config)
     # Each data-parallel rank counts its own workers from 0.
     rank = engine * int(config.parallel_config.world_size) + int(worker.rank)
-    return {
+    described = {
         "rank": rank,
         "engine": engine,
         "versions": versions(),
         "device": worker.device.type,
+    }
+    if worker.device.type != "cuda":
+        return described
+    return {
+        **described,
         "gpu": _gpu(worker.device),
         "pynvml": fact(_vendored_pynvml),
         "cuda_graphs": {

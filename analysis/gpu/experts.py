@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.tables.metadata import part, text, whole
+from analysis.tables.schema import TABLES
 from analysis.tables.session import Session
 
 TABLE = "moe_experts"
@@ -112,8 +113,7 @@ def _layers(session: Session) -> tuple[Layer, ...]:
     sums: dict[tuple[int, bool], list[int]] = {}
     routed: dict[int, int] = {}
     middle = (session.begin_sec + session.end_sec) / 2
-    columns = ("timestamp_sec", "layer", "tokens", "by_expert")
-    for batch in session.batches(TABLE, columns):
+    for batch in session.batches(TABLE, list(TABLES[TABLE].columns)):
         for layer, tokens in batch.group_by("layer").agg(pl.col("tokens").sum()).iter_rows():
             routed[layer] = routed.get(layer, 0) + tokens
         for layer, is_late, counts in _added_up(batch, middle).iter_rows():

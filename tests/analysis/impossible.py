@@ -111,6 +111,7 @@ IMPOSSIBLE: Mapping[str, tuple[Impossible, ...]] = {
         lambda row: {"other_expert": row["expert"]},
         lambda row: {"pair_tokens": int(row["expert_tokens"]) + 1},
         lambda row: {"expert_tokens": int(row["routed_tokens"]) + 1},
+        lambda row: {"other_expert_tokens": int(row["routed_tokens"]) + 1},
         lambda row: {"expected_tokens": -1},
     ),
     "requests.jsonl": (

@@ -11,46 +11,7 @@ from analysis import open_session, summarize
 from analysis.gpu.experts import Experts, gini
 from analysis.renderers.text.summary import render
 from tests.analysis.builder import SessionBuilder
-
-COUNTED = {"layers": [0, 1], "experts": 4, "chosen": 2, "pairs": True, "problem": None}
-
-
-def counted(session: SessionBuilder, *rows: tuple[float, int, int, str], **more: Any) -> None:
-    """Rows of (time, layer, tokens, tokens by expert)."""
-    session.rows(
-        "moe_experts.csv",
-        *(
-            {
-                "timestamp_sec": time,
-                "since_sec": time - 1,
-                "layer": layer,
-                "tokens": tokens,
-                "by_expert": by_expert,
-                **more,
-            }
-            for time, layer, tokens, by_expert in rows
-        ),
-    )
-
-
-def paired(session: SessionBuilder, time: float, pair: tuple[int, ...], **more: Any) -> None:
-    """A pair of (layer, both experts, tokens of both, expected)."""
-    layer, one, other, tokens, expected = pair
-    session.rows(
-        "moe_pairs.csv",
-        {
-            "timestamp_sec": time,
-            "layer": layer,
-            "expert": one,
-            "other_expert": other,
-            "routed_tokens": 100,
-            "pair_tokens": tokens,
-            "expected_tokens": expected,
-            "expert_tokens": 50,
-            "other_expert_tokens": 60,
-            **more,
-        },
-    )
+from tests.analysis.moe import counted, paired, with_experts
 
 
 def measured(session: SessionBuilder, **options: Any) -> Experts:
@@ -60,9 +21,7 @@ def measured(session: SessionBuilder, **options: Any) -> Experts:
 @pytest.fixture
 def two_layers(session: SessionBuilder) -> SessionBuilder:
     """In 10 s, two layers of four experts."""
-    session.metadata(experts=COUNTED)
-    counted(session, (1, 0, 5, "4 3 2 1"), (1, 1, 5, "5 5 0 0"))
-    counted(session, (9, 0, 5, "4 3 2 1"), (9, 1, 5, "0 5 5 0"))
+    with_experts(session)
     return session
 
 
@@ -93,7 +52,7 @@ def test_workers_are_added_up(two_layers: SessionBuilder) -> None:
 
 
 def test_after_the_warm_up(two_layers: SessionBuilder) -> None:
-    (first, second) = measured(two_layers, after="5").layers
+    (first, second) = measured(two_layers, after_sec=5).layers
     assert (first.tokens, second.by_expert) == (5, (0, 5, 5, 0))
     assert second.moved_share is None
 

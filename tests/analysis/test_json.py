@@ -13,6 +13,7 @@ from analysis import open_session, summarize
 from analysis.renderers import json as renderer
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import on_the_gpu
+from tests.analysis.moe import with_experts
 from tests.analysis.stories import swept
 from tests.analysis.test_preemptions import victim_of_another
 from tests.analysis.test_prefix_cache import eight_alike
@@ -66,7 +67,9 @@ def test_a_session_that_is_not_complete_says_so(session: SessionBuilder) -> None
     assert "journal/ is missing" in summary["note"]
 
 
-@pytest.mark.parametrize("story", [busy, swept, two_that_share, victim_of_another, on_the_gpu])
+@pytest.mark.parametrize(
+    "story", [busy, swept, two_that_share, victim_of_another, on_the_gpu, with_experts]
+)
 def test_every_key_is_documented(
     session: SessionBuilder, story: Callable[[SessionBuilder], None]
 ) -> None:

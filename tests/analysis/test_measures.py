@@ -13,6 +13,7 @@ from analysis import RuleError, open_session, summarize
 from analysis.judgement import measures
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import MIB, mixed
+from tests.analysis.moe import with_experts
 from tests.analysis.stories import swept
 from tests.analysis.test_preemptions import victim_of_another
 
@@ -186,6 +187,12 @@ STORIES = {
         "graphs_unused": 4,
         "graph_memory": 106 * MIB,
         "gpu_memory_peak": 75,
+    },
+    # Of one layer, 8, 6, 4 and 2 tokens; of the other, 5, 10, 5 and none.
+    with_experts: {
+        "expert_max_over_mean": (8 / 5 + 10 / 5) / 2,
+        "expert_gini": (0.25 + 0.375) / 2,
+        "experts_unused": 1 / 8,
     },
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from profilemate.hooks.gpu.expert_layers import Layer
 
-MOST_AT_ONCE = 1 << 20
+MOST_AT_ONCE = 1 << 19
 """Numbers of eight bytes that are made at once to count with."""
 
 PAIRS_OF_A_LAYER = 32

@@ -577,7 +577,7 @@ _GPU = (
 )
 _EXPERTS = (
     Measure(
-        "expert_max_over_mean",
+        "expert_imbalance",
         "times",
         "Tokens of the busiest expert of a layer, divided by the mean of its experts; the mean of "
         "all layers.",

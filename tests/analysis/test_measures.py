@@ -190,7 +190,7 @@ STORIES = {
     },
     # Of one layer, 8, 6, 4 and 2 tokens; of the other, 5, 10, 5 and none.
     with_experts: {
-        "expert_max_over_mean": (8 / 5 + 10 / 5) / 2,
+        "expert_imbalance": (8 / 5 + 10 / 5) / 2,
         "expert_gini": (0.25 + 0.375) / 2,
         "experts_unused": 1 / 8,
     },

@@ -44,6 +44,7 @@ from analysis.gpu.capture_sizes import CaptureSizes, DecodeStepTally
 from analysis.gpu.cuda_graphs import CudaGraphs
 from analysis.gpu.graph_ledger import Ledger
 from analysis.gpu.memory import Memory
+from analysis.headroom import head_room
 from analysis.pool import (
     allocations,
     evictions,
@@ -149,6 +150,7 @@ def measure(session: Session) -> Summary:
             ages=ages.measure(reused.uses, evicted.lifetimes),
             blame=regrets.blame,
             sharing=shared,
+            head_room=head_room.measure(session, known, used, reused.uses),
             rent=rent.measure(
                 session,
                 known,

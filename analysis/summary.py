@@ -11,6 +11,7 @@ from analysis.gpu.cuda_graphs import CudaGraphs
 from analysis.gpu.experts import Experts
 from analysis.gpu.graph_ledger import Ledger
 from analysis.gpu.memory import Memory
+from analysis.headroom.head_room import HeadRoom
 from analysis.pool.allocations import Allocations
 from analysis.pool.evictions import Evictions
 from analysis.pool.fragmentation import Fragmentation
@@ -167,6 +168,7 @@ class Summary:
     scheduling: Scheduling
     holders: Holders | None
     fragmentation: Fragmentation | None
+    head_room: HeadRoom
     cuda_graphs: CudaGraphs
     graph_ledger: Ledger | None
     capture_sizes: CaptureSizes | None

@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("groups", nargs="*", choices=list(GROUPS), default=list(GROUPS))
+    parser.add_argument("groups", nargs="*", choices=[*GROUPS, "all"], default="all")
     parser.add_argument("--requests", type=int, help="only the trace's first N")
     options = parser.parse_args()
     os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1")
@@ -76,7 +76,7 @@ def main() -> None:
     module = import_module("vllm.v1.core.sched.scheduler")
     import_module("profilemate.hooks.kv.scheduler").attach(module)
     with tempfile.TemporaryDirectory() as scratch:
-        for name in options.groups:
+        for name in GROUPS if "all" in options.groups else options.groups:
             for line in _table(name, Path(scratch) / name, options.requests):
                 print(line, flush=True)
 

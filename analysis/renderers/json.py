@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was found, as JSON for programs. ``docs/json.md`` documents every key of a summary,
 ``docs/compare-and-check.md`` those of a comparison and of a check, ``docs/sweep.md`` a sweep's,
-``docs/whatif.md`` those of a simulation and of a miss-ratio curve, ``docs/plan.md`` a plan's.
+``docs/whatif.md`` those of a simulation and of a miss-ratio curve, ``docs/plan.md`` a plan's,
+``docs/head-room.md`` a deployment's.
 
 The keys are the names of the dataclasses' fields. A figure that is not known, or of which there
 is none, is null; there is no NaN and no infinity.
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.engine_metrics import Reconciliation
+from analysis.headroom.deployment import Deployment
 from analysis.judgement.check import Checked
 from analysis.judgement.comparison import Comparison
 from analysis.judgement.measures import Measure
@@ -42,6 +44,7 @@ _KINDS: Mapping[type, str] = {
     Curve: "curve",
     Plan: "plan",
     Reality: "plan",
+    Deployment: "deployment",
 }
 
 Found = (
@@ -55,6 +58,7 @@ Found = (
     | Curve
     | Plan
     | Reality
+    | Deployment
 )
 
 

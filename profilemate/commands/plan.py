@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from analysis.errors import RuleError
-from profilemate.commands import plan_classes, plan_groups, plan_model
+from profilemate.commands import plan_classes, plan_deployment, plan_groups, plan_model
 from profilemate.commands.shared.options import AsJson
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show
@@ -54,6 +54,30 @@ class PlanOptions:
             "had.",
             show_default=False,
         ),
+    ] = None
+    sized_by: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="SESSION",
+            parser=folder,
+            help="Size the next deployment by this session's requests: GPUs for a rate.",
+            show_default=False,
+        ),
+    ] = None
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            metavar="RATE",
+            parser=plan_deployment.rate,
+            help="With --from: requests of the busiest time, 20/s or 1200/min. Default: the "
+            "session's own rate and multiples of it.",
+            show_default=False,
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        Whole, _option("--max-num-seqs", "With --from: as in vLLM. Default: as recorded.", "COUNT")
     ] = None
     platform: Annotated[
         Text,
@@ -164,7 +188,8 @@ def plan(options: PlanOptions) -> int:
 
     Takes a model's config.json and a GPU's memory, and calculates as vLLM does at start-up. Where
     vLLM is installed, its own code makes the groups and the size of a block. --session compares
-    the plan with what a recorded engine had, and says where each difference comes from.
+    the plan with what a recorded engine had, and says where each difference comes from. --from
+    says how many GPUs a rate of requests like a session's needs.
 
     \b
     Examples:
@@ -177,14 +202,22 @@ def plan(options: PlanOptions) -> int:
                        --max-model-len 8192 --gpu 80GiB
       profilemate plan --session ~/runs/session_20260131_120000_4711_c0ffee
       profilemate plan config.json --gpu 80GiB --json | jq .pool
+      profilemate plan --from ~/runs/session_20260131_120000_4711_c0ffee --rate 20/s
 
     \b
     Exit codes:
       0   done
       2   no such model or session, it cannot be read, or a wrong option
     """
+    from analysis.renderers.text import deployment as deployment_text
     from analysis.renderers.text import plan as text
 
+    plan_deployment.check(options)
+    if options.sized_by is not None:
+        with status("sizing"):
+            sized = plan_deployment.sized(options, options.sized_by)
+        show(sized, deployment_text.write, as_json=options.as_json)
+        return 0
     changes = _changes(options)
     model = plan_model.chosen(
         options.model,

@@ -29,7 +29,7 @@ OVER_TIME = [
     "timeline",
     "steps",
 ]
-CHARTS = {*OVER_TIME, "sharing", "age-at-hit", "ages", "miss-ratio-curve"}
+CHARTS = {*OVER_TIME, "head-room", "sharing", "age-at-hit", "ages", "miss-ratio-curve"}
 BARS = {
     "fragmentation",
     "misses",

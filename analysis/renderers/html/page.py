@@ -22,6 +22,7 @@ from analysis.renderers.html.charts import (
     fragmentation,
     gpu_memory,
     graph_ledger,
+    head_room,
     holders,
     miss_ratio_curve,
     misses,
@@ -100,7 +101,13 @@ def sections_of(report: Report) -> list[Section]:
         (
             "pool",
             "KV cache",
-            (usage.charts, block_map.charts, holders.charts, fragmentation.charts),
+            (
+                usage.charts,
+                block_map.charts,
+                holders.charts,
+                fragmentation.charts,
+                head_room.charts,
+            ),
         ),
         (
             "prefix-cache",

@@ -21,6 +21,7 @@ from analysis.renderers.text.sections import (
     findings,
     fragmentation,
     graph_ledger,
+    head_room,
     holders,
     memory,
     misses,
@@ -76,6 +77,7 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from section(
         headings.PREEMPTIONS, preemptions.lines(summary.preemptions, summary.admission)
     )
+    yield from section(headings.HEAD_ROOM, head_room.lines(summary.head_room))
     yield from section(headings.RENT, rent.lines(summary.rent))
     yield from section(
         headings.GRAPHS, cuda_graphs.lines(summary.cuda_graphs, summary.capture_sizes)

@@ -108,10 +108,9 @@ def _of_engine(session: Session, rows: pl.DataFrame) -> _Part:
     arrived, ended = (np.sort(rows[name].to_numpy()) for name in ("arrived", "ended"))
     found = np.arange(1, len(arrived) + 1) - np.searchsorted(ended, arrived, side="right")
     counts = arrived >= session.begin_sec
-    # At the same moment requests end before others arrive.
     times = np.concatenate([ended, arrived, _midnights(session)])
     change = np.repeat([-1, 1, 0], [len(ended), len(arrived), len(times) - 2 * len(rows)])
-    order = np.lexsort((change, times))
+    order = np.argsort(times, kind="stable")
     times = np.clip(times[order], session.begin_sec, None)
     levels = pl.DataFrame(
         {

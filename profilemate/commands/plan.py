@@ -202,7 +202,8 @@ def plan(options: PlanOptions) -> int:
                        --max-model-len 8192 --gpu 80GiB
       profilemate plan --session ~/runs/session_20260131_120000_4711_c0ffee
       profilemate plan config.json --gpu 80GiB --json | jq .pool
-      profilemate plan --from ~/runs/session_20260131_120000_4711_c0ffee --rate 20/s
+      profilemate plan --from ~/runs/session_20260131_120000_4711_c0ffee
+                       --rate 20/s
 
     \b
     Exit codes:

@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_type_hints
 
 import typer
 
@@ -15,13 +15,27 @@ from analysis.errors import RuleError
 
 if TYPE_CHECKING:
     from analysis.headroom.deployment import Deployment
-    from profilemate.commands.plan import PlanOptions
 
 _TAKEN = ("sized_by", "rate", "max_num_seqs", "blocks", "as_json", "without_vllm")
 """Fields of the options that go with ``--from``."""
 _ONLY = ("rate", "max_num_seqs")
 """Those that go with nothing else."""
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+class Options(Protocol):
+    """The options of ``profilemate plan`` that are read here."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def sized_by(self) -> Path | None: ...
+    @property
+    def rate(self) -> float | None: ...
+    @property
+    def max_num_seqs(self) -> int | None: ...
+    @property
+    def blocks(self) -> int | None: ...
 
 
 def rate(text: str) -> float:
@@ -37,7 +51,7 @@ def rate(text: str) -> float:
     return value
 
 
-def check(options: PlanOptions) -> None:
+def check(options: Options) -> None:
     """See that the options go together.
 
     Raises:
@@ -62,7 +76,7 @@ def check(options: PlanOptions) -> None:
             raise RuleError(f"{_flag(options, name)} is {value}; name {least} or more")
 
 
-def sized(options: PlanOptions, session: Path) -> Deployment:
+def sized(options: Options, session: Path) -> Deployment:
     """The deployment.
 
     Raises:
@@ -81,16 +95,16 @@ def sized(options: PlanOptions, session: Path) -> Deployment:
     )
 
 
-def _names(options: PlanOptions) -> list[str]:
+def _names(options: Options) -> list[str]:
     return [field.name for field in fields(options)]
 
 
-def _is_default(options: PlanOptions, name: str) -> bool:
+def _is_default(options: Options, name: str) -> bool:
     field = next(field for field in fields(options) if field.name == name)
     return field.default is not MISSING and bool(getattr(options, name) == field.default)
 
 
-def _flag(options: PlanOptions, name: str) -> str:
+def _flag(options: Options, name: str) -> str:
     """The option as the user writes it."""
     declared = get_type_hints(type(options), include_extras=True)[name].__metadata__[0]
     # In an annotation, typer's first name of an option lies where its default would.

@@ -167,13 +167,19 @@ def test_how_many_were_there_at_once(session: SessionBuilder) -> None:
 
 
 def test_each_day_has_its_peak(session: SessionBuilder) -> None:
-    """The clock is 12:00 at second 0, so midnight is at 43,200 s."""
+    """The clock is 12:00 at second 0, so midnight is at 43,200 s and at 129,600 s."""
     session.metadata(ended_at="2026-02-02T12:00:00Z")
-    requests(session, (10, 20), (15, 20), (43_190, 43_210), (43_205, 43_206), (43_205, 43_207))
-    first, second = found(session).days
-    assert (first.date, first.requests, first.peak_requests) == ("2026-01-31", 3, 2)
-    assert (second.date, second.requests, second.peak_requests) == ("2026-02-01", 2, 3)
-    assert second.peak_sec == 43_205
+    requests(session, (10, 20), (15, 20), (43_190, 130_000), (43_205, 43_206), (43_205, 43_207))
+    days = [
+        (day.date, day.requests, day.peak_requests, day.peak_sec) for day in found(session).days
+    ]
+    assert days == [
+        ("2026-01-31", 3, 2, 15),
+        ("2026-02-01", 2, 3, 43_205),
+        ("2026-02-02", 0, 1, 129_600),
+    ]
+    # The request that stays is alone for nearly all of the second day.
+    assert [day.p99_requests for day in found(session).days] == [2, 1, 1]
 
 
 def test_days_without_a_wall_clock_are_counted(session: SessionBuilder) -> None:

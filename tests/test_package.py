@@ -153,3 +153,12 @@ def test_commands_of_the_installed_wheel(with_dependencies: Path, tmp_path: Path
     )
     run([profilemate, "report", str(session.folder), "-o", "page.html"], tmp_path)
     assert "plotly" in (tmp_path / "page.html").read_text().lower()
+
+
+def test_the_installed_wheel_brings_the_pytest_plugin(
+    with_dependencies: Path, source: Path, tmp_path: Path
+) -> None:
+    """A real pytest finds the fixture by itself, and runs the example through vLLM's scheduler."""
+    folder = source / "examples" / "cache_contract"
+    command = [str(with_dependencies), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    assert "3 passed" in run([*command, "-c", "/dev/null", f"--rootdir={folder}"], tmp_path)

@@ -71,6 +71,17 @@ def _seen(references: References, first: Ints) -> Bools:
 
 def _conversations(references: References, first: Ints) -> Ints:
     """For each request, the first one of its conversation."""
+    belongs: list[int] = []
+    for request, earlier in enumerate(turns_before(references, first).tolist()):
+        belongs.append(request if earlier < 0 else belongs[earlier])
+    return np.array(belongs, np.int64)
+
+
+def turns_before(references: References, first: Ints) -> Ints:
+    """For each request, the one whose conversation it continues; -1 where it begins one.
+
+    ``first``: for each reference, the first request that had the block.
+    """
     chains = references.chains
     prompt_blocks = references.input_tokens // references.block_size
     in_prompt = chains.positions < np.repeat(prompt_blocks, chains.lengths)
@@ -81,9 +92,4 @@ def _conversations(references: References, first: Ints) -> Ints:
     before = first[last] if len(first) else np.zeros(len(references), np.int64)
     longer = references.input_tokens > references.input_tokens[before]
     continues = (shared > 0) & (shared >= prompt_blocks[before]) & longer
-    belongs: list[int] = []
-    for request, (earlier, goes_on) in enumerate(
-        zip(before.tolist(), continues.tolist(), strict=True)
-    ):
-        belongs.append(belongs[earlier] if goes_on else request)
-    return np.array(belongs, np.int64)
+    return np.where(continues, before, -1)

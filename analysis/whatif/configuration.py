@@ -14,6 +14,7 @@ from analysis.errors import RuleError, SessionError
 from analysis.tables.facts import Facts, Group
 from analysis.whatif import groups as cache_groups
 from analysis.whatif.prefixes import LONGEST, UNIT, Prefixes
+from analysis.whatif.users import EACH
 from analysis.whatif.workload import Workload
 
 BLOCK_SIZE = 16
@@ -48,6 +49,7 @@ class Configuration:
     ``groups``: the KV cache groups; none stand for one group of full attention.
     ``hash_block_size``: tokens of what their blocks' contents are known by; None: a block's.
     ``retention_interval`` and ``shares_checkpoints``: as ``analysis.tables.facts.Retention``.
+    ``users``: of a closed loop; None for an open one (``profilemate.simulation.coming``).
     """
 
     label: str
@@ -70,6 +72,7 @@ class Configuration:
     hash_block_size: int | None = None
     retention_interval: int | None = None
     shares_checkpoints: bool = False
+    users: int | None = None
 
     @property
     def gpu_blocks(self) -> int:
@@ -111,6 +114,7 @@ class Choices:
     policy: tuple[str, ...] = ()
     chunked_prefill: tuple[bool, ...] = ()
     retention_interval: tuple[int | None, ...] = ()
+    users: tuple[int | None, ...] = ()
 
 
 def pools(text: str) -> tuple[Pool, ...]:
@@ -151,6 +155,24 @@ def numbers(text: str) -> tuple[int, ...]:
         if not re.fullmatch(r"\d{1,10}", part, re.ASCII) or not 1 <= int(part) <= MOST:
             raise RuleError(f"{part!r} is no number from 1 to {MOST:,}")
     return tuple(map(int, found))
+
+
+def users(text: str) -> tuple[int, ...]:
+    """The numbers of users in a text; ``EACH`` for ``each``.
+
+    Raises:
+        RuleError: it is no such list.
+
+    """
+    found = []
+    for part in _listed(text):
+        if part.lower() != "each" and not re.fullmatch(r"\d{1,7}", part, re.ASCII):
+            raise RuleError(f"{part!r} is no number of users; write 8, or each")
+        count = EACH if part.lower() == "each" else int(part)
+        if part.lower() != "each" and not count:
+            raise RuleError("0 users send nothing; write 8, or each")
+        found.append(count)
+    return tuple(found)
 
 
 DENSE = "dense"
@@ -389,6 +411,7 @@ def configurations(
         choices.policy or (base.policy,),
         choices.chunked_prefill or (base.chunked_prefill,),
         choices.retention_interval or (base.retention_interval,),
+        choices.users or (base.users,),
     )
     if choices.retention_interval and not base.groups:
         raise RuleError(
@@ -414,6 +437,7 @@ def _changed(
     policy: str,
     chunked_prefill: bool,
     retention_interval: int | None,
+    users: int | None,
 ) -> Configuration:
     groups = cache_groups.resized(base.groups, block_size)
     is_resized = groups != base.groups
@@ -436,6 +460,7 @@ def _changed(
         policy: policy != base.policy,
         f"chunked prefill {_switch(chunked_prefill)}": chunked_prefill != base.chunked_prefill,
         _retained(retention_interval): retention_interval != base.retention_interval,
+        _by(users): users != base.users,
     }
     active, scheduled = base.max_num_active_seqs, base.max_num_scheduled_tokens
     return replace(
@@ -449,11 +474,18 @@ def _changed(
         policy=policy,
         chunked_prefill=chunked_prefill,
         retention_interval=retention_interval,
+        users=users,
         groups=groups,
         hash_block_size=block_size if is_resized else base.hash_block_size,
         max_num_active_seqs=active and min(active, max_num_seqs),
         max_num_scheduled_tokens=scheduled and min(scheduled, max_num_batched_tokens),
     )
+
+
+def _by(users: int | None) -> str:
+    if users is None:
+        return "open"
+    return "a user each" if users == EACH else f"{users:,} users"
 
 
 def _retained(interval: int | None) -> str:

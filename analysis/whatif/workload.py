@@ -76,8 +76,9 @@ class Workload:
     session with prefix caching off, and for a trace of lengths alone. ``notes``: how a trace was
     read, where that is no matter of course, or that a session begins in the midst of its run.
 
-    ``arrival_sec``: since the session or the trace began. ``waits_for``: the number of the request
-    whose answer this one comes after, ``delay_sec`` later; -1 for none. Its arrival is a guess.
+    ``arrival_sec``: since the session or the trace began. ``seen_sec``: the same, as recorded,
+    where ``arrival_sec`` is an estimate. ``waits_for``: the number of the request whose answer this
+    one comes after, ``delay_sec`` later; -1 for none. Its arrival is a guess.
     ``input_tokens`` and ``output_tokens``:
     lengths of prompt and answer. ``computed_tokens``: tokens that were ever computed or found. The
     last token of an answer never is, and a request that was aborted while it waited has none.
@@ -99,6 +100,7 @@ class Workload:
     block_size: int
     has_contents: bool
     arrival_sec: Floats
+    seen_sec: Floats
     input_tokens: Ints
     output_tokens: Ints
     computed_tokens: Ints
@@ -403,6 +405,7 @@ def _workload(
         block_size=size,
         has_contents=has_contents,
         arrival_sec=arrival,
+        seen_sec=arrival,
         input_tokens=lengths,
         output_tokens=outputs,
         computed_tokens=computed,

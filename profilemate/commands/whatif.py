@@ -88,6 +88,15 @@ class WhatifOptions:
             "(where prompts end), dense (all).",
         ),
     ] = None
+    users: Annotated[
+        str | None,
+        _values(
+            "--users",
+            "COUNTS",
+            "Users that wait for answers, and take up one conversation after the other (8); or "
+            "each: one for each conversation.",
+        ),
+    ] = None
     fast: Annotated[
         bool,
         typer.Option(
@@ -225,6 +234,7 @@ def _settings(options: WhatifOptions) -> dict[str, str | None]:
         "prefix-caching": options.prefix_caching,
         "scheduling-policy": options.scheduling_policy,
         "chunked-prefill": options.chunked_prefill,
+        "users": options.users,
         "prefix-cache-retention-interval": options.retention_interval,
     }
 

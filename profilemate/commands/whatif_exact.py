@@ -70,6 +70,7 @@ def choices(given: Mapping[str, str | None]) -> Choices:
             lambda text: configuration.words(text, configuration.POLICIES),
         ),
         "chunked-prefill": ("chunked_prefill", switches),
+        "users": ("users", configuration.users),
         "prefix-cache-retention-interval": ("retention_interval", configuration.intervals),
     }
     chosen = {}
@@ -105,7 +106,7 @@ def simulated(
         SessionError: the requests cannot be simulated, or no configuration came to an end.
 
     """
-    from analysis.whatif import arrivals, configuration, prefixes
+    from analysis.whatif import arrivals, configuration, prefixes, users
     from profilemate.simulation.worker import Task
 
     base, notes = configuration.recorded(workload, chosen)
@@ -119,7 +120,12 @@ def simulated(
     known = None
     if session is not None and configuration.goes_into_blocks(workload, tried):
         known = prefixes.read(session)
-    notes = (*notes, *guessed, *configuration.doubts(workload, tried, known))
+    notes = (
+        *notes,
+        *guessed,
+        *configuration.doubts(workload, tried, known),
+        *users.notes(workload, chosen.users),
+    )
     begin_sec = session.begin_sec if session else float(workload.arrival_sec[workload.counts][0])
     return _outcomes(Task(workload, step_time, begin_sec, known), tried, notes, jobs)
 

@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from analysis.whatif.clock import StepTime
 from analysis.whatif.configuration import Configuration
@@ -23,6 +20,7 @@ from analysis.whatif.groups import least_blocks
 from analysis.whatif.ids import Ids
 from analysis.whatif.workload import Workload
 from profilemate.simulation import cache_groups, parts
+from profilemate.simulation.coming import Coming
 from profilemate.simulation.contents import Contents
 from profilemate.simulation.drops import Drops
 from profilemate.simulation.figures import Figures
@@ -102,15 +100,7 @@ class Engine:
         self._count_evictions()
         self._clock = 0.0
         self._stalls: Counter[tuple[str, int]] = Counter()
-        # What comes in order of its time is a heap.
-        self._coming = [
-            (float(workload.arrival_sec[number]), number)
-            for number in range(len(workload))
-            if workload.waits_for[number] < 0
-        ]
-        self._turns: dict[int, list[int]] = {}
-        for number in np.flatnonzero(workload.waits_for >= 0).tolist():
-            self._turns.setdefault(int(workload.waits_for[number]), []).append(number)
+        self._coming = Coming(workload, configuration.users)
         self._live: dict[str, Live] = {}
         self._leaving: list[tuple[float, str]] = []
         self._flight: deque[Step] = deque()
@@ -123,11 +113,11 @@ class Engine:
             if not self._live and not self._flight:
                 if not coming:
                     return self.figures
-                self._clock = max(self._clock, min(coming[0][0], self._drops.next_sec))
+                self._clock = max(self._clock, min(coming.next_sec, self._drops.next_sec))
             now = self._clock + TICK_SEC
             self._drop(now)
-            while coming and coming[0][0] <= now and coming[0][0] < self._drops.next_sec:
-                arrival, number = heappop(coming)
+            while coming.next_sec <= now and coming.next_sec < self._drops.next_sec:
+                arrival, number = coming.pop()
                 self._arrive(number, arrival)
             self._leave()
             scheduled = self._schedule() if scheduler.has_unfinished_requests() else 0
@@ -166,8 +156,8 @@ class Engine:
     def _drop(self, now: float) -> None:
         """Drop what the session dropped by now. Its requests arrive in between."""
         while self._drops.next_sec <= now:
-            while self._coming and self._coming[0][0] < self._drops.next_sec:
-                arrival, number = heappop(self._coming)
+            while self._coming.next_sec < self._drops.next_sec:
+                arrival, number = self._coming.pop()
                 self._arrive(number, arrival)
             if self._drops.waits and (self._live or self._flight):
                 return
@@ -190,7 +180,7 @@ class Engine:
         least = least_blocks(configuration.groups, configuration.block_size, held)
         if least > configuration.num_blocks:
             self._failed(number)
-            self._go_on(number)
+            self._coming.ended(number, self._clock)
             self._ended()
             return
         name = f"request {number:09}"
@@ -204,7 +194,8 @@ class Engine:
             arrival_time=arrival,
         )
         if goes_away:
-            self._leaving.append((float(workload.finish_sec[number]), name))
+            stays = float(workload.finish_sec[number] - workload.arrival_sec[number])
+            self._leaving.append((arrival + stays, name))
         if workload.counts[number]:
             self.figures.begin_sec = min(self.figures.begin_sec, arrival)
         self._live[name] = Live(number, request, answer, prompt, self._clock)
@@ -228,13 +219,8 @@ class Engine:
         number = self._live.pop(name).number
         if self._workload.counts[number]:
             self.figures.end_sec = max(self.figures.end_sec, self._clock)
-        self._go_on(number)
+        self._coming.ended(number, self._clock)
         self._ended()
-
-    def _go_on(self, number: int) -> None:
-        """Let the turns come that waited for this request's answer."""
-        for turn in self._turns.pop(number, ()):
-            heappush(self._coming, (self._clock + float(self._workload.delay_sec[turn]), turn))
 
     def _failed(self, number: int) -> None:
         if self._workload.counts[number]:

@@ -19,6 +19,8 @@ from tests.kv.recording import Clock, only_session, recorded
 from tests.support.oracle import FIRST, RESUMED, RETRY, Oracle
 from tests.support.scheduler import RequestMaker, answer, build_scheduler, trace_requests
 
+ROUNDED_MS = 1e-6
+
 WALK_EVERY = 10**9
 """The oracle need not walk through the pool."""
 
@@ -63,19 +65,21 @@ def run(
     abort: Callable[[Any, int], list[str]] = lambda scheduler, step: [],
     requests: Iterable[tuple[float, Any]] | None = None,
     batches: int = 1,
+    then: Callable[[str], list[tuple[float, Any]]] = lambda name: [],
     **arguments: Any,
 ) -> Truth:
     """Drive a scheduler over so many blocks as vLLM counts them, and record it into ``folder``.
 
     ``requests`` are the trace's, unless given; ``abort`` names those that are aborted before a
-    step, whose number it is given. ``batches`` are in flight at once.
+    step, whose number it is given. ``batches`` are in flight at once. ``then`` says what comes
+    after a request has ended, and how many ms after it.
     """
     folder.mkdir(parents=True)
     clock = Clock()
     with recorded(folder, clock, walk_every=WALK_EVERY) as oracle:
         scheduler = build_scheduler(model, blocks, block_size=block_size, **arguments)
         arrivals = list(requests or trace_requests(RequestMaker(block_size), limit))
-        _drive(scheduler, arrivals, clock, step_sec, abort, batches)
+        _drive(scheduler, arrivals, clock, step_sec, abort, batches, then)
     session = only_session(folder)
     collector.finalize(session)
     return _counted(session, oracle)
@@ -88,6 +92,7 @@ def _drive(
     step_sec: Callable[[Any], float],
     abort: Callable[[Any, int], list[str]],
     batches: int,
+    then: Callable[[str], list[tuple[float, Any]]],
 ) -> None:
     from vllm.v1.request import RequestStatus
 
@@ -97,7 +102,7 @@ def _drive(
         if not flight and not scheduler.has_unfinished_requests():
             now = max(now, pending[-1][0] / 1e3)
         clock.now = max(clock.now, origin + round(now * 1e9))
-        while pending and pending[-1][0] <= now * 1e3:
+        while pending and pending[-1][0] <= now * 1e3 + ROUNDED_MS:
             # As in an engine, no two arrive in the same microsecond: that gives their order.
             clock.tick(1)
             scheduler.add_request(pending.pop()[1])
@@ -113,6 +118,9 @@ def _drive(
         now += step_sec(output) if output.total_num_scheduled_tokens else 0.0
         clock.now = max(clock.now, origin + round(now * 1e9))
         scheduler.update_from_output(output, answered)
+        ended = [name for name in output.num_scheduled_tokens if name not in scheduler.requests]
+        pending += [(1e3 * now + after, request) for name in ended for after, request in then(name)]
+        pending.sort(key=lambda pair: -pair[0])
 
 
 def _counted(session: Path, oracle: Oracle) -> Truth:

@@ -485,7 +485,7 @@ def _changed(
 def _by(users: int | None) -> str:
     if users is None:
         return "open"
-    return "a user each" if users == EACH else f"{users:,} users"
+    return "a user each" if users == EACH else f"{users:,} user{'s' * (users > 1)}"
 
 
 def _retained(interval: int | None) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from analysis.whatif.configuration import users
 from analysis.whatif.users import EACH, turns
 from analysis.whatif.workload import read_workload
 from profilemate.simulation.coming import Coming
+from tests.analysis.invoke import invoke
 from tests.support.scheduler import ANSWER, RequestMaker, tokens
 from tests.whatif import truth
 from tests.whatif.simulating import Recorded
@@ -175,3 +177,16 @@ def test_numbers_of_users() -> None:
     for text in ("0", "x", "-1", ""):
         with pytest.raises(RuleError, match="write 8, or each"):
             users(text)
+
+
+def test_the_command_says_who_asked(tmp_path: Path) -> None:
+    path = trace(tmp_path, *lines())
+    answer = invoke("whatif", path, "--blocks=100", "--users=1,each", "--json", "--jobs=1")
+    found = json.loads(answer.stdout)
+    assert [one["label"] for one in found["outcomes"]] == ["1 user", "a user each"]
+    assert any("2 come after an answer" in note for note in found["notes"])
+    # One after the other, or beside each other.
+    alone, beside = (one["span_sec"] for one in found["outcomes"])
+    assert alone > beside
+    refused = invoke("whatif", path, "--blocks=100", "--users=0")
+    assert (refused.returncode, "--users: 0 users send nothing" in refused.stderr) == (2, True)

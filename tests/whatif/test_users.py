@@ -183,7 +183,10 @@ def test_the_command_says_who_asked(tmp_path: Path) -> None:
     path = trace(tmp_path, *lines())
     answer = invoke("whatif", path, "--blocks=100", "--users=1,each", "--json", "--jobs=1")
     found = json.loads(answer.stdout)
-    assert [one["label"] for one in found["outcomes"]] == ["1 user", "a user each"]
+    assert [one["label"] for one in found["outcomes"]] == [
+        "100 blocks, 1 user",
+        "100 blocks, a user each",
+    ]
     assert any("2 come after an answer" in note for note in found["notes"])
     # One after the other, or beside each other.
     alone, beside = (one["span_sec"] for one in found["outcomes"])

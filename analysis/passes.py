@@ -62,6 +62,7 @@ from analysis.pool.lifetimes import Lifetimes, LifetimeTally
 from analysis.pool.usage import Usage
 from analysis.prefix import (
     ages,
+    apart,
     blame,
     families,
     miss_summary,
@@ -73,6 +74,7 @@ from analysis.prefix import (
     sharing,
     stretches,
 )
+from analysis.prefix.apart import ApartTally
 from analysis.prefix.blame import Blame
 from analysis.prefix.families import FamilyTally
 from analysis.prefix.miss_summary import HandedOutTally
@@ -81,6 +83,9 @@ from analysis.prefix.prompts import Prompts, PromptTally
 from analysis.prefix.rent import RentTally
 from analysis.requests import (
     admission,
+    askers,
+    by_whom,
+    preemption_bill,
     preemption_steps,
     preemptions,
     requests,
@@ -88,6 +93,7 @@ from analysis.requests import (
     stints,
     waiting,
 )
+from analysis.requests.askers import AskerTally
 from analysis.requests.preemption_steps import StepTally
 from analysis.requests.preemptions import TakerTally
 from analysis.requests.scheduling import Scheduling, SchedulingTally
@@ -119,12 +125,15 @@ def measure(session: Session) -> Summary:
         fragmented = beside.submit(fragmentation.measure, session, known, used)
         ran = stints.with_lookups(session, asked.prompts)
         preempted = preemptions.victims(ran, asked.prompts, session.begin_sec)
+        elsewhere = apart.came_before(asked.prompts, asked.apart.result())
+        asking, bare_is_known = asked.askers.result(session.labels), asked.apart.is_known
         contents, missed = _contents(asked.prompts)
         del asked  # It has a row for each block of each request.
         reused = _reuse(contents)
         evicted = _evictions(session, misses.content_ids(missed), preempted)
         moved = beside.submit(_blocks, session, ran, stepped.holders)
         missed = _misses(known, contents, missed, evicted.lost)
+        elsewhere = apart.new_to_their_own(elsewhere, missed)
         regretted = evictions.missed_since_evicted(missed, contents.prompts.asked)
         missed = missed.select(miss_summary.BLOCK_COLUMNS)
         regrets = _regrets(session, known, used, contents, reused, regretted, evicted.evictions)
@@ -133,6 +142,7 @@ def measure(session: Session) -> Summary:
         distinct = sharing.distinct(contents.prompts, reused.uses)
         useful = miss_summary.useful_blocks(known, used, contents.prompts, distinct)
         blocks = moved.result()
+        priced = preemption_bill.measure(session, known, preempted, stepped.preempting)
         explained = beside.submit(
             miss_summary.measure, contents.prompts, missed, blocks.handed_out.result(), useful
         )
@@ -163,7 +173,18 @@ def measure(session: Session) -> Summary:
             prefix_cache=hits.result(),
             requests=requests.measure(session),
             preemptions=preemptions.measure(
-                session, known, preempted, evicted.takers, stepped.preempting
+                session, known, priced, evicted.takers, stepped.preempting
+            ),
+            by_whom=by_whom.measure(
+                asking,
+                contents.prompts.asked,
+                missed,
+                elsewhere if bare_is_known else None,
+                blocks.rent.result(),
+                evicted.evictions.kept_by_owner(),
+                evicted.evictions.by_evictor(),
+                priced,
+                stepped.preempting.preempted,
             ),
             admission=admitted.result(),
             waiting=stepped.waiting,
@@ -207,19 +228,22 @@ class _Requests:
     prompts: Prompts
     """With a row for each block of each request."""
     families: FamilyTally
+    apart: ApartTally
+    askers: AskerTally
 
 
 def _requests(session: Session) -> _Requests:
     """Read requests.jsonl. Prompts of the warm-up explain what later requests found."""
     prompted, begun = PromptTally(), FamilyTally()
+    set_apart, asking = ApartTally(), AskerTally(session.begin_sec)
     _go_through(
         session,
         prompts.TABLE,
-        (*prompts.COLUMNS, *families.COLUMNS),
-        all_rows=(prompted,),
+        (*prompts.COLUMNS, *families.COLUMNS, *apart.COLUMNS, *askers.COLUMNS),
+        all_rows=(prompted, set_apart, asking),
         after_warm_up=(begun,),
     )
-    return _Requests(prompted.result(session), begun)
+    return _Requests(prompted.result(session), begun, set_apart, asking)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from analysis.prefix.prefix_cache import PrefixCache
 from analysis.prefix.rent import Rent
 from analysis.prefix.sharing import Sharing
 from analysis.requests.admission import Admission
+from analysis.requests.by_whom import ByWhom
 from analysis.requests.preemptions import Preemptions
 from analysis.requests.requests import Requests
 from analysis.requests.scheduling import Scheduling
@@ -162,6 +163,7 @@ class Summary:
     misses: MissReasons
     families: Families
     requests: Requests
+    by_whom: ByWhom
     preemptions: Preemptions
     admission: Admission
     waiting: Waiting

@@ -26,7 +26,7 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
 }
 _RULE = re.compile(
-    r"\s*([A-Za-z]\w*)\s*(<=|>=|==|!=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(%|[a-z]*)\s*",
+    r"\s*([A-Za-z]\w*(?:\{[^{}]*\})?)\s*(<=|>=|==|!=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(%|[a-z]*)\s*",
     re.ASCII,
 )
 _UNITS = {

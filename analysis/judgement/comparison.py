@@ -108,7 +108,10 @@ def compare(*sessions: Session) -> Comparison:
         sessions=tuple(summary.session for summary in found),
         doubts=doubted,
         configuration=tuple(_differences([session.metadata for session in sessions])),
-        measures=tuple(_row(measure, found, doubted) for measure in measures.CATALOGUE),
+        measures=tuple(
+            _row(measure, found, doubted)
+            for measure in (*measures.CATALOGUE, *measures.of_keys(found))
+        ),
     )
 
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from analysis.errors import RuleError
 from analysis.pool.usage import Bands, PoolUsage
+from analysis.requests.askers import EVERY
+from analysis.requests.by_whom import Share
 from analysis.requests.scheduling import PerStep, Scheduling
 from analysis.stats.spread import Spread
 from analysis.summary import Summary
@@ -613,9 +616,30 @@ CATALOGUE: tuple[Measure, ...] = (
 
 _BY_NAME = {measure.name: measure for measure in CATALOGUE}
 
+_OF_KEY: Mapping[str, Callable[[Share], float | None]] = {
+    "hit_rate": lambda share: share.hit_rate,
+    "hit_tokens": lambda share: share.hit_tokens,
+    "recomputed_tokens": lambda share: share.missed_tokens.get("capacity", 0),
+    "reset_tokens": lambda share: share.missed_tokens.get("reset", 0),
+    "explicit_tokens": lambda share: share.missed_tokens.get("explicit", 0),
+    "queue_p50": lambda share: share.queued_p50_sec,
+    "queue_p95": lambda share: share.queued_p95_sec,
+    "first_token_p50": lambda share: share.first_token_p50_sec,
+    "first_token_p95": lambda share: share.first_token_p95_sec,
+    "preemptions": lambda share: share.preempted,
+    "evictions": lambda share: share.evicted_blocks,
+    "requests": lambda share: share.ended,
+    "output_tokens": lambda share: share.output_tokens,
+}
+"""The measures that there are of one key, too."""
+OF_KEY = tuple(_OF_KEY)
+
+_KEY = re.compile(r"(\w+)\{([a-z-]+)=([^{}]*)\}")
+
 
 def by_name(name: str) -> Measure:
-    """The measure with this name.
+    """The measure with this name. ``hit_rate{lora=x}`` is that of one key alone, and
+    ``hit_rate{lora=}`` that of the requests without one.
 
     Raises:
         RuleError: there is none. Its text suggests names that are alike.
@@ -623,11 +647,46 @@ def by_name(name: str) -> Measure:
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
+    if (of_key := _KEY.fullmatch(name)) is not None:
+        return _of_key(name, *of_key.groups())
     near = difflib.get_close_matches(name, _BY_NAME, n=3, cutoff=0.5)
     perhaps = f"; perhaps {' or '.join(near)}" if near else ""
     raise RuleError(
         f"there is no measure {name!r}{perhaps}; 'profilemate check --list' lists them all"
     )
+
+
+def _of_key(name: str, of_all: str, by: str, key: str) -> Measure:
+    measure = by_name(of_all)
+    if of_all not in _OF_KEY:
+        raise RuleError(f"{name!r}: there is no {of_all} of one key; there is {', '.join(OF_KEY)}")
+    if by not in EVERY:
+        raise RuleError(f"{name!r}: {by!r} is no kind of key; write one of {', '.join(EVERY)}")
+
+    def read(found: Summary) -> float | None:
+        split = found.by_whom.split(by)
+        shares = () if split is None else split.shares
+        share = next((share for share in shares if share.key == (key or None)), None)
+        return None if share is None else _OF_KEY[of_all](share)
+
+    whose = f"{by} {key}" if key else f"requests without {by}"
+    return replace(measure, name=name, says=f"Of {whose}. {measure.says}", read=read)
+
+
+def of_keys(found: Sequence[Summary]) -> Iterator[Measure]:
+    """Measures of the keys that these sessions may have in common: not of salts, which have other
+    numbers in each session."""
+    splits = [split for split in found[0].by_whom.splits if split.by != "salt" and split.keys > 1]
+    for split in splits:
+        for share in split.shares[:COMPARED]:
+            # A client may choose a name that no rule could name.
+            if _KEY.fullmatch(f"x{{{split.by}={share.key or ''}}}"):
+                for name in ("hit_rate", "recomputed_tokens", "queue_p95", "first_token_p95"):
+                    yield by_name(f"{name}{{{split.by}={share.key or ''}}}")
+
+
+COMPARED = 5
+"""So many keys of each kind are compared."""
 
 
 def of(found: Summary) -> Mapping[str, float | None]:

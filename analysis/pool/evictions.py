@@ -188,7 +188,7 @@ class EvictionTally:
         self._keep(self.seconds, rows.group_by("second").agg(blocks))
         self._keep(self.evictors, rows.group_by("engine", "evicting_request").agg(blocks))
         owner = pl.col("owner_request").fill_null("").alias("request_id")
-        self._keep(self.owners, rows.group_by("engine", owner).agg(pl.col("kept").sum()))
+        self._keep(self.owners, rows.group_by("engine", owner).agg(pl.col("kept").sum(), blocks))
 
     def by_evictor(self) -> pl.DataFrame:
         """How many blocks each request evicted.
@@ -205,11 +205,16 @@ class EvictionTally:
         """How long evicted blocks had been kept before, by their last holder.
 
         Columns: ``engine``, ``request_id`` (of the last holder; empty where it is not known),
-        ``kept`` (block-seconds without a holder).
+        ``kept`` (block-seconds without a holder), ``blocks`` (how many).
         """
         self._sum_up()
         empty = pl.DataFrame(
-            schema={"engine": pl.Int64, "request_id": pl.String, "kept": pl.Float64}
+            schema={
+                "engine": pl.Int64,
+                "request_id": pl.String,
+                "kept": pl.Float64,
+                "blocks": pl.Int64,
+            }
         )
         return _summed([empty, *self.owners])
 

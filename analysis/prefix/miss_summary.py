@@ -229,18 +229,40 @@ def measure(
 
 def _by_reason(known: pl.DataFrame, blocks: pl.DataFrame, unknown_tokens: int) -> dict[str, Missed]:
     """The blocks by reason, those included that ``misses`` leaves out."""
-    size = pl.col("block_size")
+    counted = (
+        by_lookup(known, blocks)
+        .group_by("reason")
+        .agg(
+            pl.col("blocks").sum().cast(pl.Int64),
+            tokens=(pl.col("blocks") * pl.col("block_size")).sum(),
+            requests=pl.col("lookup").n_unique(),
+        )
+    )
+    found = {reason: Missed(*numbers) for reason, *numbers in counted.iter_rows()}
+    return {**found, "unknown": Missed(0, unknown_tokens, 0)} if unknown_tokens else found
+
+
+def by_lookup(known: pl.DataFrame, blocks: pl.DataFrame) -> pl.DataFrame:
+    """How many full blocks each lookup missed for which reason.
+
+    Columns: ``lookup``, ``block_size`` (tokens), ``reason``, ``blocks``.
+
+    Args:
+        known: rows of ``Prompts.asked`` whose contents are known.
+        blocks: what ``analysis.prefix.misses.classify`` returns.
+
+    """
     sizes = known.select("lookup", "block_size")
-    by_lookup = blocks.group_by("lookup", "reason").len("blocks").join(sizes, on="lookup")
+    counted = blocks.group_by("lookup", "reason").len("blocks").join(sizes, on="lookup")
     missed = (pl.col("full_blocks") - pl.col("first_missed")).clip(0)
     last = (pl.col("ends_prompt") & (missed > 0)).cast(pl.Int64)
-    explained = by_lookup.group_by("lookup").agg(explained=pl.col("blocks").sum().cast(pl.Int64))
+    explained = counted.group_by("lookup").agg(explained=pl.col("blocks").sum().cast(pl.Int64))
     others = known.join(explained, on="lookup", how="left").select(
         "lookup", "block_size", last=last, new=missed - last - pl.col("explained").fill_null(0)
     )
-    whole = pl.concat(
+    return pl.concat(
         [
-            by_lookup.select("lookup", "block_size", pl.col("reason").cast(pl.String), "blocks"),
+            counted.select("lookup", "block_size", pl.col("reason").cast(pl.String), "blocks"),
             *(
                 others.select("lookup", "block_size", reason=pl.lit(reason), blocks=name)
                 .filter(pl.col("blocks") > 0)
@@ -249,13 +271,6 @@ def _by_reason(known: pl.DataFrame, blocks: pl.DataFrame, unknown_tokens: int) -
             ),
         ]
     )
-    counted = whole.group_by("reason").agg(
-        pl.col("blocks").sum().cast(pl.Int64),
-        tokens=(pl.col("blocks") * size).sum(),
-        requests=pl.col("lookup").n_unique(),
-    )
-    found = {reason: Missed(*numbers) for reason, *numbers in counted.iter_rows()}
-    return {**found, "unknown": Missed(0, unknown_tokens, 0)} if unknown_tokens else found
 
 
 def _lost_on_purpose(blocks: pl.DataFrame, known: pl.DataFrame) -> int:

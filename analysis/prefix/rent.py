@@ -192,7 +192,7 @@ def measure(
     """
     by_request = (
         paid.result()
-        .join(kept, on=_NAME, how="full", coalesce=True)
+        .join(kept.select(*_NAME, "kept"), on=_NAME, how="full", coalesce=True)
         .with_columns(pl.col(_PHASES).fill_null(0.0))
         .with_columns(total=pl.sum_horizontal(_PHASES))
     )

@@ -24,6 +24,7 @@ from analysis.judgement.measures import Measure
 from analysis.judgement.siblings import Siblings
 from analysis.plan import Plan
 from analysis.plan.reality import Reality
+from analysis.requests.by_whom import Split
 from analysis.summary import Summary
 from analysis.sweep import Sweep
 from analysis.whatif.curve import Curve
@@ -43,6 +44,7 @@ _KINDS: Mapping[type, str] = {
     Simulated: "whatif",
     Curve: "curve",
     Plan: "plan",
+    Split: "split",
     Reality: "plan",
     Deployment: "deployment",
 }
@@ -57,6 +59,7 @@ Found = (
     | Simulated
     | Curve
     | Plan
+    | Split
     | Reality
     | Deployment
 )

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from analysis.prefix.prompts import Prompts
-from analysis.requests import preemption_bill
 from analysis.requests.preemption_steps import TABLE, StepTally
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session
@@ -215,14 +214,14 @@ class TakerTally:
 
 
 def measure(
-    session: Session, facts: Facts, preempted: pl.DataFrame, taken: TakerTally, steps: StepTally
+    session: Session, facts: Facts, priced: pl.DataFrame, taken: TakerTally, steps: StepTally
 ) -> Preemptions:
     """The preemptions over all engines of the session, and what they cost.
 
     Args:
         session: the session.
         facts: of the session.
-        preempted: what ``victims`` returns.
+        priced: what ``analysis.requests.preemption_bill.measure`` returns.
         taken: a tally that has seen all evictions.
         steps: a tally that has seen all steps.
 
@@ -231,7 +230,6 @@ def measure(
 
     """
     scheduled = steps.scheduled_tokens
-    priced = preemption_bill.measure(session, facts, preempted, steps)
     recomputed = int(priced["recomputed"].sum())
     own = priced.filter("by_itself")
     return Preemptions(

@@ -398,6 +398,8 @@ _ALL = (
             "lora": _TEXT,
             "tenant": _NUMBER,
             "priority": _NUMBER,
+            "api_server": _NUMBER,
+            "bare_hash_ids": _IDS,
         },
         (),
         time="timestamp",

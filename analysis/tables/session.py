@@ -20,10 +20,11 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from analysis.errors import SessionError, unreadable
-from analysis.tables import completing, marks, pauses, run_totals, segments, window
+from analysis.tables import completing, labels, marks, pauses, run_totals, segments, window
 from analysis.tables.completing import State as State
 from analysis.tables.faults import first_fault
 from analysis.tables.find import find_session
+from analysis.tables.labels import Label
 from analysis.tables.metadata import part, text, wall_clock
 from analysis.tables.metadata import read as metadata_of
 from analysis.tables.owner import another as owner_of_another
@@ -66,6 +67,7 @@ class Session:
     ``window``: what is left of the run; None where all of it is.
     ``period``: between which pauses of the recording the figures are; None where it never paused.
     ``files``: what the tables are made of.
+    ``labels``: the names that the user gives to requests.
     """
 
     directory: Path
@@ -76,6 +78,7 @@ class Session:
     window: Window | None = None
     period: Period | None = None
     files: Files = field(default_factory=Files, repr=False)
+    labels: tuple[Label, ...] = ()
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
@@ -406,6 +409,7 @@ def open_session(
     last_half: bool = False,
     after_mark: str | None = None,
     period: int | None = None,
+    label_rules: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Open a session.
 
@@ -423,18 +427,21 @@ def open_session(
         last_half: leave out what came before the second half of its requests. The latest of these
             moments counts.
         period: the part of the recording between two pauses, counted from 1; None for the last.
+        label_rules: a file of rules that name requests, as ``analysis.tables.labels`` reads it.
 
     Raises:
         SessionError: there is no session, its metadata cannot be read or is of another format,
-            nothing is left of it, there is no such period, or the warm-up is not a number from 0
-            on.
+            nothing is left of it, there is no such period, the warm-up is not a number from 0 on,
+            or a rule is none.
 
     """
     if not after_sec >= 0:
         raise SessionError(f"after_sec is {after_sec}; give a number of seconds from 0 on")
     if after_requests < 0:
         raise SessionError(f"after_requests is {after_requests}; give a number from 0 on")
+    rules = () if label_rules is None else labels.read(Path(label_rules))
     session = _with_files(_opened(find_session(path), complete=complete), period)
+    session = replace(session, labels=rules)
     marked_sec = 0.0 if after_mark is None else marks.moment_of(session.directory, after_mark)
     asked_sec = max(after_sec, marked_sec, _arrival(session, after_requests, last_half=last_half))
     if asked_sec and asked_sec >= session.end_sec:

@@ -119,7 +119,7 @@ class Engine:
                 if number != self._arrived:
                     raise ImpossibleError(f"request {number:,} came after {self._arrived:,} others")
                 self._arrived += 1
-                request = parse_request(number, blob, time, self._max_tokens)
+                request = parse_request(number, blob, time, self._max_tokens, self.content_ids)
                 self._requests[number] = request
                 self._came_before += request.came_before
             self._totals.arrived = self._arrived - self._came_before

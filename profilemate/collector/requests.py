@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,6 +13,8 @@ from profilemate.collector.decode import ImpossibleError
 from profilemate.collector.tables import text_cell
 from profilemate.format.events import (
     CAME_BEFORE,
+    HASH_BYTES,
+    NOT_KNOWN,
     PREEMPTED_BEFORE,
     PREFIX_BYTES,
     prefix_lengths,
@@ -58,6 +60,10 @@ class Request:
     came_before: bool = False
     """It was there when the recording went on after a pause. What it did before is not known, so it
     has no row."""
+    api_server: int = 0
+    bare_ids: list[str] | None = None
+    """Bare content ids of the prompt's full blocks, empty for a request without salt and adapter.
+    None: not known."""
 
     @property
     def num_blocks(self) -> int:
@@ -80,7 +86,8 @@ class Request:
     @classmethod
     def restored(cls, saved: list[Any]) -> Request:
         """The request as it was when it was ``saved``."""
-        known = dict(zip(_FIELDS, saved, strict=True))
+        # An earlier release's collector saved fewer fields.
+        known = dict(zip(_FIELDS, saved, strict=False))
         for name in ("tables", "got"):
             known[name] = dict(known[name])
         return cls(**known)
@@ -104,18 +111,23 @@ class Finish(NamedTuple):
 
 _NULL = "null"
 
+MOST_API_SERVERS = 1 << 16
+"""No deployment has more."""
+
 _to_json = json.JSONEncoder().encode
 _from_json = json.JSONDecoder().decode
 
 _json = lru_cache(1024, typed=True)(_to_json)
 """For values that most requests share."""
 
-_DEFAULTS = [None, None, 0, None, None, 0]
+_DEFAULTS = [None, None, 0, None, None, 0, 0, 0]
 """What holds for a request whose description ends early."""
 
 
-def parse_request(number: int, blob: bytes, time: int, max_tokens: int) -> Request:
-    """The request that a REQUEST event describes.
+def parse_request(
+    number: int, blob: bytes, time: int, max_tokens: int, ids_of: Callable[[bytes], list[str]]
+) -> Request:
+    """The request that a REQUEST event describes. ``ids_of`` turns hashes into content ids.
 
     Raises:
         ImpossibleError: it does not describe one, or one of more tokens than any has.
@@ -126,23 +138,32 @@ def parse_request(number: int, blob: bytes, time: int, max_tokens: int) -> Reque
     if not isinstance(described, list):
         raise ImpossibleError(f"request {number:,} is not described")
     described += _DEFAULTS[len(described) :]
-    request_id, prompt, priority, lora, tenant, state = described
+    if len(described) != len(_DEFAULTS):
+        raise ImpossibleError(f"request {number:,} is not described as one")
+    request_id, prompt, priority, lora, tenant, state, api_server, bare = described
     if not (
         isinstance(request_id, str)
-        and type(prompt) is type(priority) is int
+        and type(prompt) is type(priority) is type(api_server) is type(bare) is int
         and isinstance(lora, str | None)
         and (tenant is None or type(tenant) is int)
         and state in (0, CAME_BEFORE, PREEMPTED_BEFORE)
+        and 0 <= api_server <= MOST_API_SERVERS
+        and (bare == NOT_KNOWN or 0 <= bare * HASH_BYTES <= len(prefixes))
     ):
         raise ImpossibleError(f"request {number:,} is not described as one")
     if not 0 <= prompt <= max_tokens:
         raise ImpossibleError(f"request {number:,} has a prompt of {prompt:,} tokens")
+    bare_ids = None
+    if bare != NOT_KNOWN:
+        bare_ids = ids_of(prefixes[: bare * HASH_BYTES])
+        prefixes = prefixes[bare * HASH_BYTES :]
     own = [
         f"{int.from_bytes(prefixes[at : at + PREFIX_BYTES], 'little')}"
         for at in range(0, len(prefixes), PREFIX_BYTES)
     ]
     cell = text_cell(request_id)
     request = Request(number, request_id, cell, prompt, lora, tenant, priority, own, time)
+    request.api_server, request.bare_ids = api_server, bare_ids
     request.came_before = bool(state)
     request.preemptions = int(state == PREEMPTED_BEFORE)
     return request
@@ -221,6 +242,8 @@ def row(
     preemptions = _NULL if "frees" in lost else request.preemptions
     blocks = _NULL if "blocks" in lost else request.freed_blocks or 0
     since = _NULL if first_token is None else _seconds(first_token - origin_ns)
+    known = request.bare_ids
+    bare = _NULL if known is None else f"[{','.join(known)}]"
     return (
         f'{{"timestamp":{round((request.arrived - origin_ns) / 1e6, 3)},'
         f'"input_length":{request.prompt_tokens},"output_length":{finish.output_tokens},'
@@ -233,7 +256,8 @@ def row(
         f'"finish_sec":{_seconds(finish.time - origin_ns)},'
         f'"finish_reason":{_json(finish.reason)},"prefix_ids":[{",".join(prefixes)}],'
         f'"lora":{_json(request.lora)},"tenant":{_json(request.tenant)},'
-        f'"priority":{_json(request.priority)},"computed_tokens":{finish.computed_tokens}}}'
+        f'"priority":{_json(request.priority)},"computed_tokens":{finish.computed_tokens},'
+        f'"api_server":{request.api_server},"bare_hash_ids":{bare}}}'
     )
 
 

@@ -15,6 +15,7 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    Labels,
     LastHalf,
     Period,
     RequestsAfter,
@@ -83,6 +84,7 @@ class CheckOptions:
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False
     period: Period = None
+    labels: Labels = None
     list_all: Annotated[bool, typer.Option("--list", help="List all measures, and exit.")] = False
     as_json: AsJson = False
 
@@ -185,7 +187,7 @@ def _opened(path: Path | None, options: CheckOptions) -> Session:
         SessionError: there is no such session, or it has no table.
 
     """
-    session = opened(path, options)
+    session = opened(path, options, options.labels)
     if not session.has_tables:
         raise SessionError(
             f"{session.directory} has no table, so there is nothing to check; name another session"

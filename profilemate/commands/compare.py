@@ -14,6 +14,7 @@ from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    Labels,
     LastHalf,
     Period,
     RequestsAfter,
@@ -40,6 +41,7 @@ class CompareOptions:
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False
     period: Period = None
+    labels: Labels = None
     html: Annotated[
         Path | None,
         typer.Option(
@@ -78,7 +80,8 @@ def compare(options: CompareOptions) -> int:
     # Before the sessions are read, which can take a minute.
     target = None if options.html is None else writable(options.html, "--html")
     with status("reading the sessions"):
-        found = analysis.compare(*(opened(path, options) for path in options.sessions))
+        sessions = [opened(path, options, options.labels) for path in options.sessions]
+        found = analysis.compare(*sessions)
     if target is not None:
         write(target, page.render(found))
     if target is None or options.as_json:

@@ -13,6 +13,7 @@ from profilemate.commands.shared.files import writable, write
 from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
+    Labels,
     LastHalf,
     Period,
     RequestsAfter,
@@ -48,6 +49,7 @@ class ReportOptions:
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False
     period: Period = None
+    labels: Labels = None
     no_replay: NoReplayOption = False
     replay_for: ReplayFor = USUAL_SEC
 
@@ -80,7 +82,7 @@ def report(options: ReportOptions) -> int:
     from analysis.renderers.html import page
 
     with status("opening the session"):
-        session = opened(options.session, options)
+        session = opened(options.session, options, options.labels)
     path = options.output or session.directory / FILE
     target = writable(path, "-o")
     trying = replaying(session, no_replay=options.no_replay, replay_for=options.replay_for)

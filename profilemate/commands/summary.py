@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from analysis.errors import RuleError, SessionError
 from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
     AsJson,
+    Labels,
     LastHalf,
     Period,
     RequestsAfter,
@@ -27,6 +29,7 @@ from profilemate.commands.shared.replaying import (
     replaying,
 )
 from profilemate.commands.shared.stdout import show
+from profilemate.commands.shared.values import key
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class SummaryOptions:
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False
     period: Period = None
+    labels: Labels = None
     full: Annotated[
         bool,
         typer.Option("--full", help="All sections, and the reasons for the advice: some pages."),
@@ -48,6 +52,17 @@ class SummaryOptions:
             "of all, then the summary of each.",
         ),
     ] = False
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="KEY",
+            help="The figures split by salt, lora, priority, api-server, engine, or label, which "
+            "needs --labels: who found what, evicted what, and waited how long.",
+            parser=key,
+            show_default=False,
+        ),
+    ] = None
     no_replay: NoReplayOption = False
     replay_for: ReplayFor = USUAL_SEC
     as_json: AsJson = False
@@ -75,6 +90,7 @@ def summary(options: SummaryOptions) -> int:
                                       without the first half minute
       profilemate summary --no-replay
                                       at once, with estimated advice
+      profilemate summary --by lora   the same figures for each adapter
       profilemate summary --all       every engine that the program made
       profilemate summary --json | jq .prefix_cache.true.token_rate
 
@@ -87,9 +103,11 @@ def summary(options: SummaryOptions) -> int:
     from analysis.renderers.text import screen
     from analysis.renderers.text import summary as text
 
+    if options.by is not None:
+        return _by_whom(options, options.by)
     if options.every:
         return _together(options)
-    session = opened(options.session, options)
+    session = opened(options.session, options, options.labels)
     trying = replaying(session, no_replay=options.no_replay, replay_for=options.replay_for)
     with trying as advice:
         with status("reading the session"):
@@ -101,6 +119,29 @@ def summary(options: SummaryOptions) -> int:
     return 0
 
 
+def _by_whom(options: SummaryOptions, by: str) -> int:
+    """Show the figures by one kind of key.
+
+    Raises:
+        RuleError: there are no rules for labels, or another option asks for something else.
+
+    """
+    from analysis import summarize
+    from analysis.renderers.text import by_whom as text
+
+    if by == "label" and options.labels is None:
+        raise RuleError("--by label needs --labels FILE, with lines of 'name = regex'")
+    if options.every or options.full:
+        raise RuleError("--by shows one table of one session; leave out --all and --full")
+    with status("reading the session"):
+        found = summarize(opened(options.session, options, options.labels))
+    split = found.by_whom.split(by)
+    if split is None:
+        raise SessionError(f"{found.session.directory} has no figures by {by}")
+    show(split, partial(text.write, found), as_json=options.as_json)
+    return 0
+
+
 def _together(options: SummaryOptions) -> int:
     """Show the session and those beside it."""
     from analysis.judgement.siblings import together
@@ -109,6 +150,6 @@ def _together(options: SummaryOptions) -> int:
 
     with status("reading the sessions"):
         folders = siblings(find_session(options.session))
-        found = together([opened(folder, options) for folder in folders])
+        found = together([opened(folder, options, options.labels) for folder in folders])
     show(found, partial(text.write, full=options.full), as_json=options.as_json)
     return 0

@@ -54,7 +54,8 @@ class Op(IntEnum):
     MOVE = 9
     """A content moved to another block: source id, target id. 1 time."""
     REQUEST = 10
-    """A request arrived: request, n; a blob of n bytes (JSON, NUL, prefix ids). 1 time."""
+    """A request arrived: request, n; a blob of n bytes (JSON, NUL, bare hashes, prefix ids). 1
+    time."""
     LOOKUP = 11
     """A prefix-cache lookup: request, tokens asked for, tokens found, and 1 where the request must
     not read the cache, else 0. 1 time."""
@@ -151,6 +152,9 @@ REASONS = ("stop", "length", "abort", "error", "repetition", "other")
 CAME_BEFORE, PREEMPTED_BEFORE = 1, 2
 """What the description of a request ends with that was there when the recording went on after a
 pause: in the second case it waits to be resumed."""
+
+NOT_KNOWN = -1
+"""In a request's description the number of its bare hashes, where they could not be made."""
 
 OP_MASK = 0x1F
 POOL_SHIFT = 5

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from profilemate.format.events import Columns
+from profilemate.format.events import HASH_BYTES, NOT_KNOWN, Columns
 
 Event = tuple[Any, ...]
 """``(layout, op, *values)``: ``layout(columns, event)`` appends the event to the columns."""
@@ -65,6 +65,20 @@ def more(columns: Columns, event: Event) -> None:
     """``time, kind, values``: Op.MORE, whose JSON the values become."""
     _, op, time, kind, values = event
     blob(columns, (blob, op, time, kind, orjson.dumps(values)))
+
+
+def set_apart(columns: Columns, event: Event) -> None:
+    """``time, number, text, prefixes, hash_bare``: Op.REQUEST of a request with a cache salt or an
+    adapter. ``text`` is the description as a JSON list, and ``hash_bare`` makes its bare hashes.
+
+    They are made here, as vLLM's hasher takes microseconds a block.
+    """
+    _, op, time, number, text, prefixes, hash_bare = event
+    hashes = None if hash_bare is None else hash_bare()
+    shortened = b"".join(each[:HASH_BYTES] for each in hashes or ())
+    count = NOT_KNOWN if hashes is None else len(hashes)
+    described = b"%b,%d]\0" % (text[:-1], count)
+    blob(columns, (blob, op, time, number, described + shortened + prefixes))
 
 
 def blocks(columns: Columns, event: Event) -> None:

@@ -14,6 +14,7 @@ from analysis.renderers.html.charts import (
     ages,
     blame,
     block_map,
+    by_whom,
     capture_sizes,
     cuda_graphs,
     depths,
@@ -127,7 +128,14 @@ def sections_of(report: Report) -> list[Section]:
         (
             "requests",
             "Requests",
-            (timeline.charts, waiting.charts, scheduling.charts, preemptions.charts, rent.charts),
+            (
+                timeline.charts,
+                waiting.charts,
+                scheduling.charts,
+                by_whom.charts,
+                preemptions.charts,
+                rent.charts,
+            ),
         ),
         ("scheduler", "Scheduler", (steps.charts,)),
         (

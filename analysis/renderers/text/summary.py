@@ -14,6 +14,7 @@ from analysis.renderers.text.sections import (
     advice,
     allocations,
     blame,
+    by_whom,
     cuda_graphs,
     evictions,
     experts,
@@ -72,8 +73,9 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from section(headings.EVICTIONS, evictions.lines(summary))
     yield from section(headings.BLAME, blame.lines(summary.blame, summary.evictions))
     yield from section(headings.REQUESTS, requests.lines(summary))
-    yield from section(headings.SCHEDULING, scheduling.lines(summary.scheduling))
+    yield from section(headings.SCHEDULING, _scheduling(summary))
     yield from section(headings.WAITING, waiting.lines(summary.waiting, summary.facts.scheduler))
+    yield from section(headings.BY_WHOM, by_whom.lines(summary.by_whom))
     yield from section(
         headings.PREEMPTIONS, preemptions.lines(summary.preemptions, summary.admission)
     )
@@ -86,6 +88,10 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from section(headings.MEMORY, memory.lines(summary.memory))
     yield from section(headings.EXPERTS, experts.lines(summary.experts))
     yield from section(headings.PROFILING, session.profiling(summary.cost))
+
+
+def _scheduling(summary: Summary) -> Iterator[Line]:
+    yield from scheduling.lines(summary.scheduling, summary.facts.scheduler.policy)
 
 
 def _usage(summary: Summary, bar: str) -> Iterator[Line]:

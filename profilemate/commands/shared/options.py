@@ -66,6 +66,16 @@ LastHalf = Annotated[
         help="Leave out what came before the second half of the requests as warm-up.",
     ),
 ]
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        "--labels",
+        metavar="FILE",
+        help="Names for requests by their ids, a rule a line: name = regular expression. The first "
+        "that is found in the id counts.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -82,8 +92,8 @@ class Part(Protocol):
     def period(self) -> int | None: ...
 
 
-def opened(session: Path | None, options: Part) -> Session:
-    """The part of the session that these options ask for.
+def opened(session: Path | None, options: Part, labels: Path | None = None) -> Session:
+    """The part of the session that these options ask for. ``labels``: the user's rule file.
 
     Raises:
         SessionError: there is no such session or part, or nothing is left of it.
@@ -98,4 +108,5 @@ def opened(session: Path | None, options: Part) -> Session:
         after_requests=options.requests_after,
         last_half=options.last_half,
         period=options.period,
+        label_rules=labels,
     )

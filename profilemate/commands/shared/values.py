@@ -93,6 +93,21 @@ def share(text: str) -> float:
     return value / 100 if percent else value
 
 
+KEYS = ("salt", "lora", "priority", "api-server", "engine", "label")
+"""By whom a summary can be split: ``analysis.requests.askers.EVERY``, which takes Polars."""
+
+
+def key(text: str) -> str:
+    """By whom: a kind of key.
+
+    >>> key("lora")
+    'lora'
+    """
+    if text not in KEYS:
+        raise typer.BadParameter(f"{text!r} is no kind of key; write one of {', '.join(KEYS)}")
+    return text
+
+
 def folder(text: str) -> Path:
     """A path. An empty one is refused, since it would mean the current folder."""
     with errors_in_one_line():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -20,6 +21,7 @@ from profilemate.format.events import (
     Op,
     prefix_lengths,
 )
+from profilemate.hooks.kv.bare import Bare, Hasher
 from profilemate.record import encode
 from profilemate.record.recorder import Recorder
 
@@ -36,6 +38,7 @@ class Requests:
 
     ``hashes_of`` returns the hashes of a request's full blocks. ``hashes_on_finish``: a request's
     block table does not lead to its contents, so its end is recorded with their hashes.
+    ``hasher_of`` returns the function that hashes a request's blocks, if it is known.
     ``prefix_unit``: prefixes that end at a multiple of this many tokens have a content's id and
     need none of their own; 0: all need one. ``running`` is the status of a request that runs.
     ``looked_up`` has the numbers of the requests that were looked up in this step.
@@ -48,6 +51,7 @@ class Requests:
         recorder: Recorder,
         key: bytes,
         hashes_of: Callable[[Any], Sequence[bytes]],
+        hasher_of: Callable[[Any], Hasher | None],
         *,
         hashes_on_finish: bool,
         prefix_unit: int,
@@ -58,6 +62,7 @@ class Requests:
         self._weigh = recorder.weigh
         self._key = key
         self._hashes_of = hashes_of
+        self._hasher_of = hasher_of
         self.hashes_on_finish = hashes_on_finish
         self._prefix_unit = prefix_unit
         self.forgotten_by_steps = False
@@ -73,24 +78,39 @@ class Requests:
         number = self.index.get(request.request_id)
         if number is None:
             number = self._new(request)
-            blob = _NOT_DESCRIBED
+            event: encode.Event = (encode.blob, Op.REQUEST, now, number, _NOT_DESCRIBED)
+            size = 0
             try:
-                blob = orjson.dumps(_description(request, self._key)) + b"\0"
-                blob += _prefix_ids(request, self._key, self._prefix_unit)
+                described = _description(request, self._key)
+                prefixes = _prefix_ids(request, self._key, self._prefix_unit)
+                if described[_LORA] is None and described[_TENANT] is None:
+                    blob = orjson.dumps(_shortened(described)) + b"\0" + prefixes
+                    event, size = (encode.blob, Op.REQUEST, now, number, blob), len(blob)
+                else:
+                    text, bare = orjson.dumps(described), self._bare(request)
+                    event = (encode.set_apart, Op.REQUEST, now, number, text, prefixes, bare)
+                    size = len(text) + len(prefixes) + TOKEN_BYTES * request.num_prompt_tokens
             finally:
                 # Later events refer to the number, even where this raises.
-                self._keep((encode.blob, Op.REQUEST, now, number, blob))
-                if len(blob) > LONG_BYTES:
-                    self._weigh(len(blob))
+                self._keep(event)
+                if size > LONG_BYTES:
+                    self._weigh(size)
         return number
+
+    def _bare(self, request: Any) -> Callable[[], Sequence[bytes] | None] | None:
+        """What hashes the request's prompt without salt and adapter; None where nothing can."""
+        hasher = self._hasher_of(request)
+        if hasher is None or getattr(request, "prompt_embeds", None) is not None:
+            return None
+        return partial(_bare_hashes, hasher, Bare(request))
 
     def carry(self, request: Any, now: int) -> int:
         """Number and describe a request that came before the recording went on."""
         number = self._new(request)
-        state = PREEMPTED_BEFORE if request.status == self._preempted else CAME_BEFORE
         described = _description(request, self._key)
-        described += [0, None, None][len(described) - 2 :]
-        blob = orjson.dumps([*described, state]) + b"\0"
+        is_preempted = request.status == self._preempted
+        described[_STATE] = PREEMPTED_BEFORE if is_preempted else CAME_BEFORE
+        blob = orjson.dumps(_shortened(described)) + b"\0"
         self._keep((encode.blob, Op.REQUEST, now, number, blob))
         return number
 
@@ -193,20 +213,42 @@ def _reason(request: Any) -> int:
     return REASONS.index(name if name in REASONS else "other")
 
 
+_LORA, _TENANT, _STATE = 3, 4, 5
+"""Places in a description."""
+
+
 def _description(request: Any, key: bytes) -> list[Any]:
-    """Id, prompt tokens, priority, adapter and tenant, without empty values at the end."""
+    """Id, prompt tokens, priority, adapter, tenant, 0 for a request that is new, and the number of
+    the API server that sent it.
+
+    Up to vLLM 0.8 there is one API server.
+    """
     lora = request.lora_request
     salt = getattr(request, "cache_salt", None)
-    described = [
+    return [
         _utf8(request.request_id).decode(),
         request.num_prompt_tokens,
         getattr(request, "priority", 0),
         None if lora is None else getattr(lora, "lora_name", None) or lora.name,
         None if not salt else _number(blake2b(_utf8(salt), **_keyed(key))),
+        0,
+        getattr(request, "client_index", 0),
     ]
+
+
+def _shortened(described: list[Any]) -> list[Any]:
+    """The description without empty values at the end."""
     while len(described) > 2 and not described[-1]:
         described.pop()
     return described
+
+
+def _bare_hashes(hasher: Hasher, bare: Bare) -> Sequence[bytes] | None:
+    """The bare hashes of the prompt's full blocks; None where the hasher cannot make them."""
+    try:
+        return list(map(hash_bytes, hasher(bare)))
+    except Exception:
+        return None
 
 
 def _utf8(text: str) -> bytes:

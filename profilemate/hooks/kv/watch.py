@@ -13,6 +13,7 @@ from profilemate.format.errors import SessionError
 from profilemate.hooks import targets
 from profilemate.hooks.instances import reference
 from profilemate.hooks.kv import block_pool, facts, kv_cache_manager, steps
+from profilemate.hooks.kv.bare import hashers
 from profilemate.hooks.kv.engine_parts import EngineParts
 from profilemate.hooks.kv.pausing import Pausing
 from profilemate.hooks.kv.requests import Requests, hashes_of
@@ -78,6 +79,7 @@ def _attach(
         recorder,
         key,
         hashes_of(manager),
+        hashers(manager),
         hashes_on_finish=not facts.is_plain(scheduler),
         prefix_unit=facts.prefix_unit(scheduler, pools),
         next_number=earlier[0].next_number if earlier is not None else 0,

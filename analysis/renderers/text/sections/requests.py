@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from analysis.renderers.text.layout import Line, note, row
 from analysis.requests.admission import Admission
+from analysis.requests.fan_out import FanOut
 from analysis.requests.requests import Requests
 from analysis.summary import Summary
 from analysis.wording.formats import counted, with_details
@@ -19,6 +20,7 @@ def lines(summary: Summary) -> Iterator[Line]:
     if requests.ended:
         tokens = f"{requests.input_tokens:,} in, {requests.output_tokens:,} out"
         yield from row("Tokens", tokens)
+    yield from _fan_out(summary.by_whom.fan_out)
     steps = f"in {preemptions.steps:,} steps"
     if requests.preempted:
         steps += (
@@ -35,6 +37,15 @@ def lines(summary: Summary) -> Iterator[Line]:
 def _ended(requests: Requests) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in requests.by_reason.items())
     return with_details(f"{requests.ended:,}", [reasons])
+
+
+def _fan_out(fan_out: FanOut) -> Iterator[Line]:
+    if fan_out.calls:
+        of_each = f"of {fan_out.requests:,} requests, at most {fan_out.most:,} of one"
+        yield from row("Several answers", counted(fan_out.calls, "call"), of_each)
+    if fan_out.beam_calls:
+        of_each = f"of {fan_out.beam_requests:,} requests"
+        yield from row("Beam search", counted(fan_out.beam_calls, "call"), of_each)
 
 
 def _admission(admission: Admission) -> Iterator[Line]:

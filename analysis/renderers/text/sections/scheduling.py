@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from analysis.renderers.text.layout import Line, row, table
 from analysis.requests.scheduling import PerStep, Pressure, Scheduling
 from analysis.wording.bands import BANDS
+from analysis.wording.by_whom import POLICIES
 from analysis.wording.formats import seconds
 
 
-def lines(scheduling: Scheduling) -> Iterator[Line]:
+def lines(scheduling: Scheduling, policy: str | None = None) -> Iterator[Line]:
     """The section; empty where nothing was ever scheduled."""
     requests, tokens, took = scheduling.requests, scheduling.tokens, scheduling.schedule_us
     if requests is None or tokens is None:
         return
+    if policy is not None:
+        yield from row("Policy", policy, POLICIES.get(policy, ""))
     kinds = (
         f"{scheduling.prefill_steps:,} of prompts, {scheduling.decode_steps:,} of answers, "
         f"{scheduling.mixed_steps:,} of both"

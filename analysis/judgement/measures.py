@@ -619,9 +619,9 @@ _BY_NAME = {measure.name: measure for measure in CATALOGUE}
 _OF_KEY: Mapping[str, Callable[[Share], float | None]] = {
     "hit_rate": lambda share: share.hit_rate,
     "hit_tokens": lambda share: share.hit_tokens,
-    "recomputed_tokens": lambda share: share.missed_tokens.get("capacity", 0),
-    "reset_tokens": lambda share: share.missed_tokens.get("reset", 0),
-    "explicit_tokens": lambda share: share.missed_tokens.get("explicit", 0),
+    "recomputed_tokens": lambda share: share.missed_by_reason.get("capacity", 0),
+    "reset_tokens": lambda share: share.missed_by_reason.get("reset", 0),
+    "explicit_tokens": lambda share: share.missed_by_reason.get("explicit", 0),
     "queue_p50": lambda share: share.queued_p50_sec,
     "queue_p95": lambda share: share.queued_p95_sec,
     "first_token_p50": lambda share: share.first_token_p50_sec,

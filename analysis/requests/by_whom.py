@@ -38,7 +38,7 @@ class Share:
 
     Of the admitted requests, each counted once: ``requests``, ``query_tokens`` and ``hit_tokens``
     (a KV connector's included) of their prompts, ``hit_rate`` (of these, from 0 to 1), and
-    ``missed_tokens`` in full blocks, by the reasons of ``analysis.prefix.misses``.
+    ``missed_by_reason`` in full blocks, by the reasons of ``analysis.prefix.misses``.
     ``known_elsewhere_tokens``: the compulsory ones of them that had come before under another salt
     or adapter; None where that is not known.
 
@@ -60,7 +60,7 @@ class Share:
     query_tokens: int
     hit_tokens: int
     hit_rate: float | None
-    missed_tokens: Mapping[str, int]
+    missed_by_reason: Mapping[str, int]
     known_elsewhere_tokens: int | None
     recomputed_for_it_tokens: int
     of_others_tokens: int
@@ -361,7 +361,7 @@ def _share(
     return Share(
         key=row["key"],
         hit_rate=row["hit_tokens"] / asked if asked else None,
-        missed_tokens=missed,
+        missed_by_reason=missed,
         queued_p50_sec=of_sample(queued, 50),
         queued_p95_sec=of_sample(queued, 95),
         first_token_p50_sec=of_sample(first, 50),
@@ -374,7 +374,7 @@ def together(shares: Sequence[Share]) -> Share:
     """Several keys as one, without a key and without its times: quantiles do not add up."""
     missed: dict[str, int] = {}
     for share in shares:
-        for reason, tokens in share.missed_tokens.items():
+        for reason, tokens in share.missed_by_reason.items():
             missed[reason] = missed.get(reason, 0) + tokens
     known = [share.known_elsewhere_tokens for share in shares]
     elsewhere = None if None in known else sum(filter(None, known))
@@ -386,7 +386,7 @@ def together(shares: Sequence[Share]) -> Share:
     return Share(
         key=None,
         hit_rate=sums["hit_tokens"] / sums["query_tokens"] if sums["query_tokens"] else None,
-        missed_tokens=missed,
+        missed_by_reason=missed,
         known_elsewhere_tokens=elsewhere,
         queued_p50_sec=None,
         queued_p95_sec=None,

@@ -58,7 +58,7 @@ def test_a_system_prompt_under_six_salts_is_new_to_five_of_them_alone(bench: Ben
         *[256] * 5,
     ]
     assert {
-        (share.requests, share.query_tokens, share.hit_tokens, share.missed_tokens["compulsory"])
+        (share.requests, share.query_tokens, share.hit_tokens, share.missed_by_reason["compulsory"])
         for share in by_salt.values()
     } == {(2, 592, 256, 320)}
     said = whole.render(found)
@@ -106,7 +106,7 @@ def test_what_came_without_a_salt_is_new_to_the_salt_alone_and_the_other_way_rou
     engine.run(bench.request("plain second", [5, *prompt[1:]], 2))
     by_salt = shares(summary_of(engine), "salt")
     salted = next(share for key, share in by_salt.items() if key is not None)
-    assert (salted.known_elsewhere_tokens, salted.missed_tokens) == (48, {"compulsory": 96})
+    assert (salted.known_elsewhere_tokens, salted.missed_by_reason) == (48, {"compulsory": 96})
     assert by_salt[None].known_elsewhere_tokens == 48
 
 
@@ -120,7 +120,7 @@ def test_an_evicted_block_is_not_new_to_its_salt(bench: Bench) -> None:
     engine.run(bench.request("salted again", prompt, 2, cache_salt="acme"))
     by_salt = shares(summary_of(engine), "salt")
     salted = next(share for key, share in by_salt.items() if key is not None)
-    assert salted.missed_tokens == {"compulsory": 32, "capacity": 32}
+    assert salted.missed_by_reason == {"compulsory": 32, "capacity": 32}
     assert salted.known_elsewhere_tokens == 32
     assert by_salt[None].recomputed_for_it_tokens == by_salt[None].of_others_tokens == 32
 
@@ -142,8 +142,8 @@ def test_an_adapter_evicts_another_ones_content(bench: Bench) -> None:
 
     mine, theirs = by_lora["german"], by_lora["french"]
     assert (mine.requests, mine.query_tokens, mine.hit_tokens) == (3, 156, 48)
-    assert mine.missed_tokens == {"compulsory": 48, "capacity": 48}
-    assert (theirs.requests, theirs.hit_rate, theirs.missed_tokens) == (1, 0, {"compulsory": 112})
+    assert mine.missed_by_reason == {"compulsory": 48, "capacity": 48}
+    assert (theirs.requests, theirs.hit_rate, theirs.missed_by_reason) == (1, 0, {"compulsory": 112})
     assert (theirs.recomputed_for_it_tokens, theirs.of_others_tokens) == (48, 48)
     assert (mine.recomputed_for_it_tokens, mine.of_others_tokens) == (0, 0)
     assert (theirs.evicted_blocks, mine.lost_blocks) == (3, 3)
@@ -239,7 +239,7 @@ def test_a_request_that_has_not_ended_is_not_known(bench: Bench) -> None:
     assert (known.requests, known.query_tokens) == (1, 40)
     assert by_salt.not_known is not None
     assert (by_salt.not_known.requests, by_salt.not_known.query_tokens) == (1, 70)
-    assert by_salt.not_known.missed_tokens == {"unknown": 70}
+    assert by_salt.not_known.missed_by_reason == {"unknown": 70}
     assert split(found, "engine").not_known is None
     assert "not known" in text.render(found, by_salt)
 
@@ -292,7 +292,7 @@ def check_sums(found: Summary, parts: Iterable[Share]) -> None:
     assert total(lambda share: share.query_tokens) == missed.query_tokens
     assert total(lambda share: share.hit_tokens) == missed.hit_tokens
     for reason, part in missed.by_reason.items():
-        assert total(lambda share, r=reason: share.missed_tokens.get(r, 0)) == part.tokens  # type: ignore[misc]
+        assert total(lambda share, r=reason: share.missed_by_reason.get(r, 0)) == part.tokens  # type: ignore[misc]
     assert total(lambda share: share.known_elsewhere_tokens or 0) == (
         found.by_whom.known_elsewhere_tokens
     )

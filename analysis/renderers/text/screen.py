@@ -9,7 +9,7 @@ from typing import TextIO
 from analysis.renderers.text import summary as whole
 from analysis.renderers.text.layout import Line, note, row, section
 from analysis.renderers.text.painting import paint, plain
-from analysis.renderers.text.sections import advice, findings
+from analysis.renderers.text.sections import advice, by_whom, findings
 from analysis.summary import Summary
 from analysis.wording import sections as headings
 from analysis.wording.advice import none
@@ -90,6 +90,7 @@ def _figures(summary: Summary) -> Iterator[Line]:
         ceiling = summary.misses.ceiling
         most = "" if ceiling is None else f"a pool of any size: {share(ceiling)}"
         yield from row("Hit rate", f"{share(true.token_rate)} of prompt tokens", most)
+    yield from by_whom.in_short(summary.by_whom)
     half = summary.lifetimes.lifetime.p50_sec
     lived = "" if half is None else f"half of those for room lived less than {seconds(half)}"
     yield from row("Evictions", counted(summary.evictions.total.blocks, "block"), lived)

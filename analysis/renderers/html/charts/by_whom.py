@@ -26,8 +26,8 @@ def _chart(split: Split) -> Chart:
     name = NAMES[split.by]
     parts = rows(split, SHOWN)
     labels = [bar_label(label) for label, _ in parts]
-    new = [part.missed_tokens.get("compulsory", 0) for _, part in parts]
-    again = [part.missed_tokens.get("capacity", 0) for _, part in parts]
+    new = [part.missed_by_reason.get("compulsory", 0) for _, part in parts]
+    again = [part.missed_by_reason.get("capacity", 0) for _, part in parts]
     found = [part.hit_tokens for _, part in parts]
     others = [
         part.query_tokens - sum(counts)
@@ -75,9 +75,9 @@ def _chart(split: Split) -> Chart:
                     f"{part.requests:,}",
                     f"{part.query_tokens:,}",
                     f"{part.hit_tokens:,}",
-                    f"{part.missed_tokens.get('compulsory', 0):,}",
+                    f"{part.missed_by_reason.get('compulsory', 0):,}",
                     number(part.known_elsewhere_tokens),
-                    f"{part.missed_tokens.get('capacity', 0):,}",
+                    f"{part.missed_by_reason.get('capacity', 0):,}",
                     f"{part.evicted_blocks:,}",
                     f"{part.lost_blocks:,}",
                     f"{part.of_others_tokens:,}",

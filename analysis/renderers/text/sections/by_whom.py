@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.renderers.text.layout import Line, note, row, table
+from analysis.renderers.text.layout import LABEL, WIDTH, Line, note, row, table
 from analysis.requests.by_whom import ByWhom, Share, Split
-from analysis.wording.by_whom import NAMES, rows
+from analysis.wording.by_whom import NAMES, named, rows
 from analysis.wording.formats import number, seconds, share
 from analysis.wording.printable import shortened
 
@@ -34,7 +34,7 @@ def lines(found: ByWhom) -> Iterator[Line]:
                     f"{part.requests:,}",
                     f"{part.query_tokens:,}",
                     share(part.hit_rate),
-                    f"{part.missed_tokens.get('capacity', 0):,}",
+                    f"{part.missed_by_reason.get('capacity', 0):,}",
                     seconds(part.first_token_p95_sec),
                 )
                 for name, part in rows(split, SHOWN)
@@ -46,6 +46,29 @@ def lines(found: ByWhom) -> Iterator[Line]:
         "Again: prompt tokens computed again after an eviction. 'profilemate summary --by "
         f"{several[0].by}' has more."
     )
+
+
+_KINDS_IN_SHORT = 3
+_ROOM = WIDTH - LABEL - 2
+_NAME_IN_SHORT = 16
+
+
+def in_short(found: ByWhom) -> Iterator[Line]:
+    """A line for each kind of key of which there are several, with the hit rates of the largest."""
+    several = [split for split in found.splits if split.keys > 1]
+    for split in several[:_KINDS_IN_SHORT]:
+        words, left = "hit rate", split.keys
+        for share_of in split.shares:
+            name = shortened(named(share_of, split.by), _NAME_IN_SHORT)
+            longer = f"{words}{'' if left == split.keys else ','} {name} {share(share_of.hit_rate)}"
+            if len(longer + _more(left - 1)) > _ROOM:
+                break
+            words, left = longer, left - 1
+        yield from row(_head(split), words + _more(left))
+
+
+def _more(keys: int) -> str:
+    return f", {keys:,} more" if keys else ""
 
 
 def new_to_their_own(tokens: int) -> Iterator[Line]:
@@ -104,8 +127,8 @@ def whole(split: Split, shown: int) -> Iterator[Line]:
 
 
 def _missed(part: Share) -> tuple[str, ...]:
-    new, again = (part.missed_tokens.get(reason, 0) for reason in ("compulsory", "capacity"))
-    others = sum(part.missed_tokens.values()) - new - again
+    new, again = (part.missed_by_reason.get(reason, 0) for reason in ("compulsory", "capacity"))
+    others = sum(part.missed_by_reason.values()) - new - again
     return f"{new:,}", number(part.known_elsewhere_tokens), f"{again:,}", f"{others:,}"
 
 

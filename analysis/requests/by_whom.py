@@ -262,28 +262,8 @@ def _split(
     *,
     is_known: bool,
 ) -> Split:
-    asked = askers.keyed(sums[0], by)
-    most = (
-        asked.filter(pl.col("kind") == VALUE)
-        .group_by("key")
-        .agg(pl.col("query_tokens").sum())
-        .sort("query_tokens", "key", descending=[True, False])
-        .head(MOST)
-        .select("key")
-    )
-
-    def keyed(figures: pl.DataFrame) -> pl.DataFrame:
-        known = askers.keyed(figures, by).join(
-            most.with_columns(shown=pl.lit(value=True)), on="key", how="left"
-        )
-        is_rest = (pl.col("kind") == VALUE) & pl.col("shown").is_null()
-        return known.with_columns(
-            kind=pl.when(is_rest).then(pl.lit(_REST)).otherwise("kind"),
-            key=pl.when(pl.col("kind").eq(VALUE) & ~is_rest).then("key"),
-        ).drop("shown")
-
     added = [
-        keyed(part).group_by(_KEY).agg(pl.exclude(*_WHO, *_KEY).sum())
+        askers.keyed(part, by).group_by(_KEY).agg(pl.exclude(*_WHO, *_KEY).sum())
         for part in (*sums, room, _caused(askers, costs, by))
     ]
     typed = [part.cast({name: _SUMS[name] for name in part.columns}) for part in added]
@@ -291,7 +271,25 @@ def _split(
         pl.concat([pl.DataFrame(schema=_SUMS), *typed], how="diagonal")
         .group_by(_KEY)
         .agg(pl.col(*_COUNTS, *_SECONDS).sum())
+        .filter(pl.any_horizontal(pl.col(*_COUNTS, *_SECONDS) != 0))
+        .sort("query_tokens", "kind", "key", descending=[True, False, False])
     )
+    shown = rows.filter(pl.col("kind") == VALUE).head(MOST).select(*_KEY, shown=pl.lit(value=True))
+
+    def folded(figures: pl.DataFrame) -> pl.DataFrame:
+        """The figures with all keys that are not shown as one."""
+        known = figures.join(shown, on=_KEY, how="left")
+        is_rest = (pl.col("kind") == VALUE) & pl.col("shown").is_null()
+        return known.with_columns(
+            kind=pl.when(is_rest).then(pl.lit(_REST)).otherwise("kind"),
+            key=pl.when(~is_rest).then("key"),
+        ).drop("shown")
+
+    def keyed(figures: pl.DataFrame) -> pl.DataFrame:
+        return folded(askers.keyed(figures, by).cast({"kind": _SUMS["kind"]}))
+
+    keys = rows.filter(pl.col("kind").is_in([VALUE, NONE])).height
+    rows = folded(rows).group_by(_KEY, maintain_order=True).agg(pl.exclude(_KEY).sum())
     by_reason: dict[tuple[int, str | None], dict[str, int]] = {}
     tokens = keyed(reasons).group_by(*_KEY, "reason").agg(pl.col("tokens").sum())
     for kind, key, reason, count in tokens.sort("tokens", "reason", descending=True).iter_rows():
@@ -311,10 +309,9 @@ def _split(
         name = (row["kind"], row["key"])
         reasons_of, waited = by_reason.get(name, {}), waits.get(name, ((), ()))
         shares[name] = _share(row, reasons_of, waited, is_known=is_known)
-    others = asked.filter(pl.col("kind") == VALUE)["key"].n_unique()
     return Split(
         by=by,
-        keys=max(others, sum(kind == VALUE for kind, _ in shares)) + ((NONE, None) in shares),
+        keys=keys,
         shares=tuple(share for (kind, _), share in shares.items() if kind in (VALUE, NONE)),
         rest=shares.get((_REST, None)),
         not_known=shares.get((NOT_KNOWN, None)),

@@ -80,7 +80,7 @@ def test_bare_ids_are_those_of_the_same_tokens_without_salt_and_adapter(bench: B
     from vllm.lora.request import LoRARequest
 
     engine = bench.engine(100)
-    prompt = tokens(1, 40)
+    prompt = tokens(1, 48)
     engine.run(bench.request("plain", prompt, 2))
     engine.run(bench.request("salted", prompt, 2, cache_salt="acme"))
     german = LoRARequest("german", 1, "adapter")
@@ -88,7 +88,8 @@ def test_bare_ids_are_those_of_the_same_tokens_without_salt_and_adapter(bench: B
     engine.run(bench.request("short", prompt[:15], 2, cache_salt="acme"))
     rows = engine.end().requests()
 
-    plain = rows["plain"]["hash_ids"][:2]
+    plain = rows["plain"]["hash_ids"]
+    assert len(plain) == 3
     assert rows["plain"]["bare_hash_ids"] == rows["short"]["bare_hash_ids"] == []
     assert rows["salted"]["bare_hash_ids"] == rows["german"]["bare_hash_ids"] == plain
     assert not {*plain} & {*rows["salted"]["hash_ids"], *rows["german"]["hash_ids"]}
@@ -125,6 +126,20 @@ def test_an_evicted_block_is_not_new_to_its_salt(bench: Bench) -> None:
     assert by_salt[None].recomputed_for_it_tokens == by_salt[None].of_others_tokens == 32
 
 
+def test_what_its_own_salt_never_finished_is_new_to_all(bench: Bench) -> None:
+    """The first request is aborted after 64 of its 136 tokens: four of eight full blocks."""
+    engine = bench.engine(20, max_num_batched_tokens=64)
+    prompt = tokens(1, 136)
+    engine.add(bench.request("gone", prompt, 2, cache_salt="acme"))
+    engine.step()
+    engine.abort("gone")
+    engine.run(bench.request("again", prompt, 2, cache_salt="acme"))
+    found = summary_of(engine)
+    (share,) = split(found, "salt").shares
+    assert share.missed_by_reason == {"compulsory": (8 + 4) * 16}
+    assert share.known_elsewhere_tokens == 0
+
+
 def test_an_adapter_evicts_another_ones_content(bench: Bench) -> None:
     """A pool of 8 blocks. german has 3 full blocks cached, and french needs all 8: german's next
     request computes its prompt again. Each pays for that with evictions of its own."""
@@ -143,7 +158,11 @@ def test_an_adapter_evicts_another_ones_content(bench: Bench) -> None:
     mine, theirs = by_lora["german"], by_lora["french"]
     assert (mine.requests, mine.query_tokens, mine.hit_tokens) == (3, 156, 48)
     assert mine.missed_by_reason == {"compulsory": 48, "capacity": 48}
-    assert (theirs.requests, theirs.hit_rate, theirs.missed_by_reason) == (1, 0, {"compulsory": 112})
+    assert (theirs.requests, theirs.hit_rate, theirs.missed_by_reason) == (
+        1,
+        0,
+        {"compulsory": 112},
+    )
     assert (theirs.recomputed_for_it_tokens, theirs.of_others_tokens) == (48, 48)
     assert (mine.recomputed_for_it_tokens, mine.of_others_tokens) == (0, 0)
     assert (theirs.evicted_blocks, mine.lost_blocks) == (3, 3)

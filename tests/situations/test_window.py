@@ -20,6 +20,8 @@ WITHOUT_HISTORY = (
     # due to an eviction, and fewer evictions to be a loss; gaps between two uses are not known.
     *(".misses.", ".blame.", ".evictions.harmless", ".evictions.regretted.", ".ages.later"),
     *(".evictions.rate.intervals[", ".ages.reuses", ".sharing.", ".rent.", ".findings", ".advice"),
+    # The same by whom.
+    ".by_whom.",
     # A refused lookup that began before, and goes on, is not known: why a request waited is not.
     ".waiting.by_reason",
     ".session.window",

@@ -34,7 +34,7 @@ VERSION = 1
 """Goes up when a key changes its meaning or goes away, not when one is added."""
 
 
-_KINDS: Mapping[type, str] = {
+KINDS: Mapping[type, str] = {
     Summary: "summary",
     Siblings: "siblings",
     Comparison: "comparison",
@@ -67,7 +67,7 @@ Found = (
 
 def render(found: Found) -> str:
     """What was found as one JSON object, indented."""
-    kind = _KINDS[type(found)]
+    kind = KINDS[type(found)]
     content = {f"{kind}_version": VERSION, **_plain(dataclasses.asdict(found))}
     return json.dumps(content, indent=2, allow_nan=False)
 

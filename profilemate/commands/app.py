@@ -23,7 +23,10 @@ def application(name: str | None, asked: str | None = None) -> typer.Typer:
 
     """
     # Plain help reads the same in a terminal, a pipe and a log.
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    # A program that is one command has no commands to complete.
+    app = typer.Typer(
+        add_completion=name is None, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
     if name is not None:
         app.command()(_command(name, *_COMMANDS[name]))
         return app

@@ -48,6 +48,7 @@ def closed(schema: Any) -> Any:
 
 
 def check(kind: str, printed: str) -> None:
+    """What is printed is valid by the schema of this kind, and has no other key."""
     schema = json.loads((SCHEMAS / f"{kind}.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     found = json.loads(printed)
@@ -97,7 +98,6 @@ def test_other_commands(session: SessionBuilder, tmp_path: Path) -> None:
         ("curve", "whatif", "--fast", str(trace), "--blocks", "10,20"),
         ("curve", "whatif", "--fast", folder),
         ("plan", "plan", config, "--gpu", "80GiB", "--without-vllm"),
-        ("live", "live", "--once", folder),
     ):
         done = invoke(*arguments, "--json")
         assert done.stdout.startswith("{"), (arguments, done.stderr)

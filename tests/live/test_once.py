@@ -27,6 +27,7 @@ from profilemate.live.watching import (
     WorkerView,
 )
 from tests.analysis.invoke import invoke
+from tests.analysis.test_schemas import check as check_by_schema
 from tests.live.figures import totals, write
 from tests.live.running import Running
 from tests.support.scheduler import tokens
@@ -112,6 +113,7 @@ def test_no_line_is_wider_than_the_terminal(live: Running, width: int) -> None:
 def test_json_has_the_documented_keys(live: Running) -> None:
     busy(live)
     shown = once("--json", live.folder)
+    check_by_schema("live", shown.stdout)
     content = json.loads(shown.stdout)
     assert content["live_version"] == VERSION
     (session,) = content["sessions"]

@@ -91,6 +91,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
 
 _EXPORTS: Mapping[str, tuple[str, str]] = {
     "perfetto": ("export_perfetto", "PerfettoOptions"),
+    "load": ("export_load", "LoadOptions"),
 }
 """The same of the commands of ``export``."""
 
@@ -114,6 +115,7 @@ def _export(context: typer.Context) -> None:
     Examples:
       profilemate export perfetto --help
       profilemate export perfetto          what ran, as a trace
+      profilemate export load              what was asked, to be replayed
 
     \b
     Exit codes:

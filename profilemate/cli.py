@@ -2,8 +2,8 @@
 """The command line: ``profilemate COMMAND``, and ``python -m analysis`` for ``summary``.
 
 The command line runs apart from vLLM. It needs the packages of the extra ``analysis``, a page with
-charts those of ``report``, and a trace those of ``export``. Where one is not installed, a line says
-so. An unexpected error is a line and exit code 2, too: a traceback exits with 1, which means "a
+charts those of ``report``, and an export those of ``export``. Where one is not installed, a line
+says so. An unexpected error is a line and exit code 2, too: a traceback exits with 1, which means "a
 rule failed" after ``check``.
 """
 
@@ -30,6 +30,7 @@ _EXTRAS = {
     "textual": "analysis",
     "plotly": "report",
     "perfetto": "export",
+    "tokenizers": "export",
 }
 """The extra that has a package which may be missing."""
 

@@ -105,6 +105,17 @@ def test_times_are_of_the_wall_clock(session: SessionBuilder) -> None:
     assert ended["A2"] == 11 * SEC // 4
 
 
+def test_without_a_wall_clock_times_begin_with_the_session(session: SessionBuilder) -> None:
+    session.metadata(started_at=None)
+    session.rows(
+        "scheduler_steps.csv",
+        {"timestamp_sec": 0.0001, "step": 1, "scheduled_tokens": 1, "prefill_tokens": 1}
+        | {"decode_tokens": 0, "scheduled_reqs": 1, "schedule_us": 250},
+    )
+    (step,) = exported(session).under("Engine 0", "Steps")
+    assert (step.begin_ns, step.end_ns) == (0, 100_000)
+
+
 def test_phases_without_lookups_are_those_of_the_request(session: SessionBuilder) -> None:
     """A request that was never admitted is queued until its end."""
     _, row = stories.request("A", 1, 2, 50, [1, 2, 3], 0)

@@ -44,7 +44,7 @@ def write_steps(
             steps += repeats
             track = tracks.of_engine(engine, "Steps", STEPS)
             end = clock.ns(at_sec)
-            begin = max(end - round((took_us or 0) * 1e3), ended.get(engine, 0))
+            begin = max(end - round((took_us or 0) * 1e3), ended.get(engine, clock.begin_ns))
             ended[engine] = max(begin, end)
             packets.begin(track, begin, _kind(prefill, decode), zip(_ARGS, args, strict=True))
             packets.end(track, ended[engine])

@@ -54,7 +54,7 @@ def _captures(session: Session, part: Part, packets: Packets, tracks: Tracks, cl
         "worker", "runtime_mode", "num_tokens", "capture_time_sec", "duration_sec", *_CAPTURED
     ).iter_rows():
         track = tracks.worker(worker, "Captures", 0)
-        at = max(clock.ns(at_sec), ended.get(worker, 0))
+        at = max(clock.ns(at_sec), ended.get(worker, clock.begin_ns))
         ended[worker] = max(at, clock.ns(at_sec + (took_sec or 0)))
         packets.begin(track, at, f"{mode} {tokens}", zip(_CAPTURED, args, strict=True))
         packets.end(track, ended[worker])
@@ -76,7 +76,7 @@ def _executions(
             if took_us is None:
                 packets.instant(track, end, name, zip(_EXECUTED, args, strict=True))
                 continue
-            begin = max(end - round(took_us * 1e3), ended.get(worker, 0))
+            begin = max(end - round(took_us * 1e3), ended.get(worker, clock.begin_ns))
             ended[worker] = max(begin, end)
             packets.begin(track, begin, name, zip(_EXECUTED, args, strict=True))
             packets.end(track, ended[worker])

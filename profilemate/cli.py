@@ -3,8 +3,8 @@
 
 The command line runs apart from vLLM. It needs the packages of the extra ``analysis``, a page with
 charts those of ``report``, and an export those of ``export``. Where one is not installed, a line
-says so. An unexpected error is a line and exit code 2, too: a traceback exits with 1, which means "a
-rule failed" after ``check``.
+says so. An unexpected error is a line and exit code 2, too: a traceback exits with 1, which means
+"a rule failed" after ``check``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 
 from analysis.tables.metadata import flag
 from analysis.tables.session import Session
-from analysis.whatif.conversations import first_turns
+from analysis.whatif import users
 from analysis.whatif.ids import Ids, Ints, offsets
 from analysis.whatif.workload import Bools, Floats, NothingToTry, Workload, of_session
 
@@ -134,8 +134,10 @@ def _of_workload(workload: Workload) -> Load:
     ran = counted.take(np.flatnonzero(counted.computed_tokens > 0))
     if not len(ran):
         raise NothingToTry(f"{workload.name}: no request was admitted, so there is no load")
-    chains = ran.chains()
-    belongs = first_turns(chains, ran.input_tokens, ran.block_size, _first_rows(chains))
+    conversation = np.empty(len(ran), np.int64)
+    for rank in ran.engines:
+        own = np.flatnonzero(ran.engine == rank)
+        conversation[own] = own[users.turns(ran.of_engine(rank)).first]
     return Load(
         block_size=ran.block_size,
         at_sec=ran.arrival_sec - ran.arrival_sec[0],
@@ -143,7 +145,7 @@ def _of_workload(workload: Workload) -> Load:
         # An engine gives one token at least.
         output_tokens=np.maximum(ran.output_tokens, 1),
         ids=_numbered(ran.prompt_ids),
-        conversation=belongs,
+        conversation=conversation,
         notes=tuple(_notes(counted, ran)),
     )
 

@@ -57,11 +57,18 @@ def factor(text: str) -> float:
 
 
 def users(text: str) -> int:
-    """A whole factor from 1 on."""
-    value = factor(text)
-    if value != int(value) or value > _MOST_USERS:
-        raise typer.BadParameter(f"{text!r} is not a whole factor from 1x to {_MOST_USERS:,}x")
-    return int(value)
+    """A whole factor from 1 on. The x tells it from a number of users.
+
+    >>> users("3x")
+    3
+    """
+    match = re.fullmatch(r"(\d{1,9})x", str(text).strip(), re.ASCII)
+    value = int(match[1]) if match else 0
+    if not 1 <= value <= _MOST_USERS:
+        raise typer.BadParameter(
+            f"{text!r} is no whole factor; write 2x, or {_MOST_USERS}x at most"
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class LoadOptions:
         ),
     ] = 1.0
     users: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--users",
             metavar="FACTOR",
@@ -106,7 +113,7 @@ class LoadOptions:
             "What several conversations share, all of them share.",
             show_default=False,
         ),
-    ] = 1
+    ] = None
     tokens_per_id: Annotated[
         int | None,
         typer.Option(
@@ -198,7 +205,7 @@ def _asked(session: Session, options: LoadOptions) -> Load:
     size = options.tokens_per_id
     if size is None and options.format is Format.MOONCAKE:
         size = MOONCAKE_TOKENS
-    return loads.read(session, size).with_users(options.users).faster(options.scale)
+    return loads.read(session, size).with_users(options.users or 1).faster(options.scale)
 
 
 def _replay(asked: Load, path: Path, options: LoadOptions) -> str:

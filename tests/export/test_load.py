@@ -171,7 +171,8 @@ def test_faster(session: SessionBuilder) -> None:
 
 
 def test_more_users_share_what_conversations_share(session: SessionBuilder) -> None:
-    """A, A2, B and C are four conversations that share three blocks; nobody shares S's."""
+    """A2 sends A's prompt again, which is another conversation: three blocks are shared by two. S's
+    are nobody else's."""
     stories.swept(session)
     lines, _ = exported(session, "--users", "2x")
     assert len(lines) == 10
@@ -198,7 +199,7 @@ def turns(session: SessionBuilder) -> None:
 
 def test_a_conversation_stays_one_with_more_users(session: SessionBuilder) -> None:
     turns(session)
-    lines, said = exported(session, "--users", "2")
+    lines, said = exported(session, "--users", "2x")
     one, other, two, fourth = (line["hash_ids"] for line in lines)
     assert (shared(one, two), shared(other, fourth)) == (2, 2)
     assert not set(one) & set(other)
@@ -271,7 +272,8 @@ def test_what_makes_no_sense_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "options", [("--scale", "0"), ("--scale", "-1"), ("--users", "1.5x"), ("--users", "0")]
+    "options",
+    [("--scale", "0"), ("--scale", "-1"), ("--users", "1.5x"), ("--users", "0x"), ("--users", "8")],
 )
 def test_a_factor_that_is_none_is_refused(
     session: SessionBuilder, options: tuple[str, str]

@@ -122,8 +122,10 @@ EXPERTS, CHOSEN, MOE_LAYERS = 12, 3, 3
 """Of the model with experts: how many, how many a token gets, and in how many layers."""
 
 
-def write_moe_model(folder: Path) -> Path:
-    """A Mixtral of three layers with random weights, and a tokenizer of bytes."""
+def write_moe_model(
+    folder: Path, layers: int = MOE_LAYERS, experts: int = EXPERTS, chosen: int = CHOSEN
+) -> Path:
+    """A Mixtral with random weights, and a tokenizer of bytes."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -135,9 +137,9 @@ def write_moe_model(folder: Path) -> Path:
         "model_type": "mixtral",
         "torch_dtype": "float32",
         "max_position_embeddings": 2048,
-        "num_hidden_layers": MOE_LAYERS,
-        "num_local_experts": EXPERTS,
-        "num_experts_per_tok": CHOSEN,
+        "num_hidden_layers": layers,
+        "num_local_experts": experts,
+        "num_experts_per_tok": chosen,
     }
     path.write_text(json.dumps(config))
     hidden, inner, vocabulary = (
@@ -149,7 +151,7 @@ def write_moe_model(folder: Path) -> Path:
     random = np.random.default_rng(0)
     shapes = {"model.embed_tokens": (vocabulary, hidden), "lm_head": (vocabulary, hidden)}
     norms = ["model.norm"]
-    for layer in range(MOE_LAYERS):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}"
         for name, shape in (
             ("q_proj", (queries, hidden)),
@@ -158,8 +160,8 @@ def write_moe_model(folder: Path) -> Path:
             ("o_proj", (hidden, queries)),
         ):
             shapes[f"{prefix}.self_attn.{name}"] = shape
-        shapes[f"{prefix}.block_sparse_moe.gate"] = (EXPERTS, hidden)
-        for expert in range(EXPERTS):
+        shapes[f"{prefix}.block_sparse_moe.gate"] = (experts, hidden)
+        for expert in range(experts):
             of_expert = f"{prefix}.block_sparse_moe.experts.{expert}"
             shapes |= {f"{of_expert}.w{number}": (inner, hidden) for number in (1, 3)}
             shapes[f"{of_expert}.w2"] = (hidden, inner)

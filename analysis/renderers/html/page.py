@@ -19,6 +19,7 @@ from analysis.renderers.html.charts import (
     cuda_graphs,
     depths,
     evictions,
+    experts,
     families,
     fragmentation,
     gpu_memory,
@@ -144,6 +145,7 @@ def sections_of(report: Report) -> list[Section]:
             (cuda_graphs.charts, capture_sizes.charts, graph_ledger.charts),
         ),
         ("gpu-memory", "GPU memory", (start_up.charts, gpu_memory.charts)),
+        ("moe", "Experts", (experts.charts,)),
     )
     sections = (
         Section(key, heading, [chart for charts in drawn for chart in charts(report)])

@@ -266,7 +266,7 @@ def watch(worker: Any, graphs: Graphs, most_pairs: int, counted: Counted) -> Non
     def after(_: Any, *__: Any) -> None:
         undo()
         try:
-            problem = _begin(this(), graphs, most_pairs, counted)
+            problem = begin(this(), graphs, most_pairs, counted)
         except UncountableError as error:
             problem = str(error)
         except Exception as error:
@@ -277,8 +277,8 @@ def watch(worker: Any, graphs: Graphs, most_pairs: int, counted: Counted) -> Non
     undo = hook(worker, "load_model", after=after)
 
 
-def _begin(worker: Any, graphs: Graphs, most_pairs: int, counted: Counted) -> str | None:
-    """Put the hooks in place; returns why that cannot be."""
+def begin(worker: Any, graphs: Graphs, most_pairs: int, counted: Counted) -> str | None:
+    """Begin to count with a worker that has its model; returns why that cannot be."""
     config, runner = worker.vllm_config, worker.model_runner
     problem = why_not(config, worker.device.type)
     if problem is not None:

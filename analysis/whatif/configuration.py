@@ -13,7 +13,9 @@ from typing import Any
 from analysis.errors import RuleError, SessionError
 from analysis.tables.facts import Facts, Group
 from analysis.whatif import groups as cache_groups
+from analysis.whatif import speculation
 from analysis.whatif.prefixes import LONGEST, UNIT, Prefixes
+from analysis.whatif.speculation import Speculation
 from analysis.whatif.users import EACH
 from analysis.whatif.workload import Workload
 
@@ -50,6 +52,7 @@ class Configuration:
     ``hash_block_size``: tokens of what their blocks' contents are known by; None: a block's.
     ``retention_interval`` and ``shares_checkpoints``: as ``analysis.tables.facts.Retention``.
     ``users``: of a closed loop; None for an open one (``profilemate.simulation.coming``).
+    ``speculation``: None without drafts.
     """
 
     label: str
@@ -73,6 +76,7 @@ class Configuration:
     retention_interval: int | None = None
     shares_checkpoints: bool = False
     users: int | None = None
+    speculation: Speculation | None = None
 
     @property
     def gpu_blocks(self) -> int:
@@ -276,6 +280,7 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
         scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
         watermark=settings.watermark,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        speculation=speculation.of_session(facts),
         groups=groups,
         hash_block_size=workload.block_size if groups else None,
         retention_interval=facts.retention.interval if groups and facts.retention else None,
@@ -324,11 +329,7 @@ def _refuse(workload: Workload, facts: Facts) -> None:
 
 def _notes(facts: Facts) -> Iterator[str]:
     settings = facts.scheduler
-    if settings.speculative_tokens:
-        yield (
-            f"speculative decoding ({settings.speculative_tokens} tokens) is not simulated: each "
-            "step gives a request one token, so there are too many steps, and waiting is too long"
-        )
+    yield from speculation.notes(facts)
     if settings.connector:
         yield (
             f"the KV connector {settings.connector} is not simulated: requests compute what it "

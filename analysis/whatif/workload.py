@@ -25,7 +25,7 @@ from analysis.tables import facts, lookups
 from analysis.tables.facts import Facts
 from analysis.tables.schema import TABLES
 from analysis.tables.session import Session, open_session
-from analysis.whatif import drops, trace
+from analysis.whatif import answers, drops, trace
 from analysis.whatif.clock import DEFAULT_SEC
 from analysis.whatif.drops import Drops
 from analysis.whatif.ids import Ids, Ints, offsets
@@ -90,7 +90,9 @@ class Workload:
     ``hit_tokens``: found by its admission's lookup; 0 for a trace. ``admitted_sec``,
     ``first_token_sec`` and ``finish_sec``: NaN where not known. ``engine``: the
     data-parallel rank. ``tenant``: a number for the cache salt, -1 without. ``priority``: vLLM's.
-    ``aborted``: the client went away. ``counts``: the request is not part of the warm-up.
+    ``preempted``: how often. ``answer_steps``: with speculation, the steps that the answer took
+    after its first token; else NaN. ``aborted``: the client went away. ``counts``: the request is
+    not part of the warm-up.
 
     ``drops``: what emptied the cache, or part of it, on purpose; none for a trace.
     """
@@ -113,6 +115,8 @@ class Workload:
     engine: Ints
     tenant: Ints
     priority: Ints
+    preempted: Ints
+    answer_steps: Floats
     aborted: Bools
     counts: Bools
     waits_for: Ints
@@ -283,8 +287,21 @@ def of_session(
         counts=found.arrival_sec >= session.begin_sec,
         drops=drops.read(session, found.admitted_sec, found.finish_sec, found.engine),
     )
+    if known.scheduler.speculative_tokens:
+        found = replace(found, answer_steps=_answer_steps(session, found))
     notes = (_IN_THE_MIDST,) if _begins_in_the_midst(session) else ()
     return replace(found, measured=_measured(session, known, found, own), notes=notes)
+
+
+def _answer_steps(session: Session, found: Workload) -> Floats:
+    return answers.steps(
+        session,
+        tokens=found.output_tokens,
+        first_token_sec=found.first_token_sec,
+        finish_sec=found.finish_sec,
+        engine=found.engine,
+        preempted=found.preempted,
+    )
 
 
 _IN_THE_MIDST = (
@@ -327,6 +344,7 @@ COLUMNS = (
     "computed_tokens",
     "tenant",
     "priority",
+    "preemptions",
 )
 """Of requests.jsonl."""
 
@@ -418,6 +436,8 @@ def _workload(
         engine=_ints(columns["engine"]),
         tenant=_ints(columns["tenant"], -1),
         priority=_ints(columns["priority"]),
+        preempted=_ints(columns["preemptions"]),
+        answer_steps=np.full(len(arrival), np.nan),
         aborted=(columns["finish_reason"] == "abort").fill_null(False).to_numpy(),
         counts=np.ones(len(arrival), np.bool_),
         waits_for=np.full(len(arrival), -1) if waits_for is None else waits_for,

@@ -19,9 +19,10 @@ from analysis.whatif.configuration import Configuration
 from analysis.whatif.groups import least_blocks
 from analysis.whatif.ids import Ids
 from analysis.whatif.workload import Workload
-from profilemate.simulation import cache_groups, parts
+from profilemate.simulation import cache_groups, drafting, parts
 from profilemate.simulation.coming import Coming
 from profilemate.simulation.contents import Contents
+from profilemate.simulation.drafting import Acceptance, propose
 from profilemate.simulation.drops import Drops
 from profilemate.simulation.figures import Figures
 
@@ -39,7 +40,7 @@ class Live:
     ``answer``: the answer's tokens; ``after``: the tokens of the prompt before it. ``since``: when
     the scheduler got the request, as a session has it. ``known``: the tokens that it had at its
     admission, which are prefill until they are computed; 0 before that. ``computed``: the tokens
-    that it had computed at its preemption, until it runs again.
+    that it had computed at its preemption, until it runs again. ``acceptance``: with drafts.
     """
 
     number: int
@@ -49,11 +50,16 @@ class Live:
     since: float
     known: int = 0
     computed: int | None = None
+    acceptance: Acceptance | None = None
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step in flight: what was scheduled, what the model returns, and how long it takes."""
+    """A step in flight: what was scheduled, what the model returns, and how long it takes.
+
+    With drafts it depends on earlier steps in flight what the model returns. Then ``answer`` says
+    which requests get tokens.
+    """
 
     scheduled: Any
     answer: Any
@@ -198,7 +204,9 @@ class Engine:
             self._leaving.append((arrival + stays, name))
         if workload.counts[number]:
             self.figures.begin_sec = min(self.figures.begin_sec, arrival)
-        self._live[name] = Live(number, request, answer, prompt, self._clock)
+        one = self._live[name] = Live(number, request, answer, prompt, self._clock)
+        if configuration.speculation is not None:
+            one.acceptance = Acceptance(output - 1, float(workload.answer_steps[number]))
         self._drops.arrived(number, request)
         self._scheduler.add_request(request)
 
@@ -255,7 +263,11 @@ class Engine:
         requests = len(output.num_scheduled_tokens)
         self.figures.steps += bool(tokens) and self._counts
         seconds = self._step_time.seconds(prefill, tokens - prefill, requests) if tokens else 0.0
-        self._flight.append(Step(output, parts.answer(scheduler, output, self._sample), seconds))
+        if self._configuration.speculation is None:
+            answer = parts.answer(scheduler, output, self._sample)
+        else:
+            answer = parts.sampling(scheduler, output)
+        self._flight.append(Step(output, answer, seconds))
         return int(tokens)
 
     def _admitted(self, one: Live, found: int) -> None:
@@ -287,9 +299,32 @@ class Engine:
         at = request.num_computed_tokens - one.after
         return one.answer[at] if at < len(one.answer) else 0
 
+    def _drafted(self, step: Step) -> Any:
+        """What the model returns for a step with drafts."""
+        drafts = step.scheduled.scheduled_spec_decode_tokens
+        return parts.answered(
+            {
+                name: self._accepted(name, len(drafts.get(name, ()))) if is_sampled else []
+                for name, is_sampled in step.answer.items()
+            }
+        )
+
+    def _accepted(self, name: str, drafts: int) -> list[int]:
+        one = self._live.get(name)
+        if one is None or one.acceptance is None:
+            return [0]
+        at = one.request.num_output_tokens
+        # What is drafted for the first token was drafted of nothing.
+        count = one.acceptance.next(drafts) if at and drafts else 1
+        return [*one.answer[at : at + count]] or [0]
+
     def _update(self, step: Step) -> None:
         self._clock += step.seconds
-        self._scheduler.update_from_output(step.scheduled, step.answer)
+        speculation = self._configuration.speculation
+        answer = step.answer if speculation is None else self._drafted(step)
+        self._scheduler.update_from_output(step.scheduled, answer)
+        if speculation is not None and not self._configuration.async_scheduling:
+            propose(self._scheduler, list(step.scheduled.num_scheduled_tokens), speculation.tokens)
         for name in step.scheduled.num_scheduled_tokens:
             if name in self._live and name not in self._scheduler.requests:
                 self._end(name)
@@ -316,5 +351,6 @@ def _scheduler(model: Path, configuration: Configuration) -> Any:
         configuration.gpu_blocks,
         block_size=configuration.block_size,
         **cache_groups.arguments(configuration),
+        **drafting.arguments(model, configuration.speculation),
         **given,
     )

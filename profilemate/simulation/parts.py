@@ -71,6 +71,7 @@ def build_scheduler(
     retention_interval: int | None = None,
     mamba_cache_mode: str | None = None,
     data_parallel_index: int = 0,
+    change: Callable[[Any], None] = lambda config: None,
     **engine_args: Any,
 ) -> Any:
     """A Scheduler (or the class that ``engine_args`` choose) over a pool of ``num_blocks`` blocks.
@@ -79,6 +80,7 @@ def build_scheduler(
     ``eagle_groups`` are the numbers of those with layers of a drafter. ``retention_interval`` and
     ``mamba_cache_mode`` are vLLM's; it would refuse the latter for the model that stands in.
     ``data_parallel_index`` is a rank of a dense model, which else is an engine of its own.
+    ``change`` is given vLLM's configuration before the scheduler gets it.
     ``engine_args`` are vLLM's own arguments, and keep the values that are given here.
     """
     from vllm.engine.arg_utils import EngineArgs
@@ -104,6 +106,7 @@ def build_scheduler(
     config.cache_config.enable_prefix_caching = arguments["enable_prefix_caching"]
     config.scheduler_config.async_scheduling = arguments["async_scheduling"]
     config.parallel_config.data_parallel_index = data_parallel_index
+    change(config)
     if mamba_cache_mode is not None:
         config.cache_config.mamba_cache_mode = mamba_cache_mode
     groups = [
@@ -260,13 +263,25 @@ def hash_function() -> Any:
 def answer(scheduler: Any, output: Any, sample: Callable[[Any], int]) -> Any:
     """What a model would return for this step: a token of ``sample`` for each request of which all
     tokens are computed."""
+    return answered(
+        {
+            name: [sample(scheduler.requests[name])] if is_sampled else []
+            for name, is_sampled in sampling(scheduler, output).items()
+        }
+    )
+
+
+def sampling(scheduler: Any, output: Any) -> dict[str, bool]:
+    """For each request of a step that was just scheduled, whether the step computes all of its
+    tokens, so that a new one follows."""
+    requests = {name: scheduler.requests[name] for name in output.num_scheduled_tokens}
+    return {name: each.num_computed_tokens >= each.num_tokens for name, each in requests.items()}
+
+
+def answered(tokens: Mapping[str, list[int]]) -> Any:
+    """What a model would return with these tokens for each request of a step."""
     make, taken, as_arrays = _answers()
-    ids = list(output.num_scheduled_tokens)
-    requests = [scheduler.requests[request_id] for request_id in ids]
-    sampled: list[Any] = [
-        [sample(request)] if request.num_computed_tokens >= request.num_tokens else []
-        for request in requests
-    ]
+    ids, sampled = list(tokens), list[Any](tokens.values())
     if as_arrays:
         sampled = [numpy.array(tokens, dtype=int) for tokens in sampled]
     arguments = {

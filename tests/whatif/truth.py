@@ -8,6 +8,7 @@ its timestamps alone.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 from profilemate import collector
 from tests.kv.recording import Clock, only_session, recorded
 from tests.support.oracle import FIRST, RESUMED, RETRY, Oracle
-from tests.support.scheduler import RequestMaker, answer, build_scheduler, trace_requests
+from tests.support.scheduler import ANSWER, RequestMaker, answer, build_scheduler, trace_requests
 
 ROUNDED_MS = 1e-6
 
@@ -66,6 +67,7 @@ def run(
     requests: Iterable[tuple[float, Any]] | None = None,
     batches: int = 1,
     then: Callable[[str], list[tuple[float, Any]]] = lambda name: [],
+    drafts: Drafts | None = None,
     **arguments: Any,
 ) -> Truth:
     """Drive a scheduler over so many blocks as vLLM counts them, and record it into ``folder``.
@@ -79,10 +81,58 @@ def run(
     with recorded(folder, clock, walk_every=WALK_EVERY) as oracle:
         scheduler = build_scheduler(model, blocks, block_size=block_size, **arguments)
         arrivals = list(requests or trace_requests(RequestMaker(block_size), limit))
-        _drive(scheduler, arrivals, clock, step_sec, abort, batches, then)
+        _drive(scheduler, arrivals, clock, step_sec, abort, batches, then, drafts)
     session = only_session(folder)
     collector.finalize(session)
     return _counted(session, oracle)
+
+
+@dataclass
+class Drafts:
+    """A drafter of ``tokens`` for each step, each of which is accepted with this chance if those
+    before it are. Which ones are depends on the answer alone, as a model's would."""
+
+    tokens: int
+    chance: float
+
+    def sampled(self, scheduler: Any, output: Any) -> frozenset[str]:
+        """The requests that get tokens in this step."""
+        return frozenset(
+            name
+            for name in output.num_scheduled_tokens
+            if scheduler.requests[name].num_computed_tokens >= scheduler.requests[name].num_tokens
+        )
+
+    def answer(self, scheduler: Any, output: Any, sampled: frozenset[str]) -> Any:
+        """What the model returns: its own token, and the drafts that it accepts."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        names = list(output.num_scheduled_tokens)
+        tokens = []
+        for name in names:
+            request = scheduler.requests.get(name)
+            count = 1 if name in sampled else 0
+            if count and request is not None and request.num_output_tokens:
+                chance = random.Random(f"{name} {request.num_output_tokens}")
+                for _ in output.scheduled_spec_decode_tokens.get(name, ()):
+                    if chance.random() > self.chance:
+                        break
+                    count += 1
+            tokens.append([ANSWER] * count)
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=tokens,
+        )
+
+    def propose(self, scheduler: Any, output: Any) -> None:
+        """Draft for the next step."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        names = list(output.num_scheduled_tokens)
+        scheduler.update_draft_token_ids(
+            DraftTokenIds(names, [[ANSWER] * self.tokens] * len(names))
+        )
 
 
 def _drive(
@@ -93,6 +143,7 @@ def _drive(
     abort: Callable[[Any, int], list[str]],
     batches: int,
     then: Callable[[str], list[tuple[float, Any]]],
+    drafts: Drafts | None,
 ) -> None:
     from vllm.v1.request import RequestStatus
 
@@ -111,13 +162,20 @@ def _drive(
         step += 1
         if scheduler.has_unfinished_requests():
             output = scheduler.schedule()
-            flight.append((output, answer(scheduler, output)))
+            if drafts is None:
+                flight.append((output, answer(scheduler, output)))
+            else:
+                flight.append((output, drafts.sampled(scheduler, output)))
             if len(flight) < batches:
                 continue
         output, answered = flight.popleft()
         now += step_sec(output) if output.total_num_scheduled_tokens else 0.0
         clock.now = max(clock.now, origin + round(now * 1e9))
+        if drafts is not None:
+            answered = drafts.answer(scheduler, output, answered)
         scheduler.update_from_output(output, answered)
+        if drafts is not None and not scheduler.scheduler_config.async_scheduling:
+            drafts.propose(scheduler, output)
         ended = [name for name in output.num_scheduled_tokens if name not in scheduler.requests]
         pending += [(1e3 * now + after, request) for name in ended for after, request in then(name)]
         pending.sort(key=lambda pair: -pair[0])

@@ -64,6 +64,7 @@ from analysis.prefix import (
     ages,
     apart,
     blame,
+    conversations,
     families,
     miss_summary,
     misses,
@@ -160,6 +161,7 @@ def measure(session: Session) -> Summary:
             ages=ages.measure(reused.uses, evicted.lifetimes),
             blame=regrets.blame,
             sharing=shared,
+            conversations=conversations.measure(contents.prompts, reused.uses),
             head_room=head_room.measure(session, known, used, reused.uses),
             rent=rent.measure(
                 session,

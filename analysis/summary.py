@@ -21,6 +21,7 @@ from analysis.pool.lifetimes import Lifetimes
 from analysis.pool.usage import Usage
 from analysis.prefix.ages import Ages
 from analysis.prefix.blame import Blame
+from analysis.prefix.conversations import Conversations
 from analysis.prefix.families import Families
 from analysis.prefix.miss_summary import MissReasons
 from analysis.prefix.prefix_cache import PrefixCache
@@ -160,6 +161,7 @@ class Summary:
     sharing: Sharing
     rent: Rent
     prefix_cache: PrefixCache
+    conversations: Conversations
     misses: MissReasons
     families: Families
     requests: Requests

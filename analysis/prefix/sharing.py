@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from analysis.pool.usage import Usage, blocks_by_engine
@@ -28,6 +29,11 @@ from analysis.tables.session import Session
 
 SHOWN = 10
 """How many stretches are named."""
+
+POINTS = 40
+"""Windows of a curve."""
+
+_SHORTEST_SEC = 0.01
 
 WINDOWS_SEC = (1, 10, 60, 600, 3600)
 """Windows of the working set, as far as they are shorter than the session."""
@@ -71,6 +77,15 @@ class WorkingSet:
 
 
 @dataclass(frozen=True)
+class Level:
+    """Of an engine, the mean blocks of the working set of ``window_sec``."""
+
+    engine: int
+    window_sec: float
+    mean_blocks: float
+
+
+@dataclass(frozen=True)
 class Sharing:
     """``requests``: admitted requests whose contents are known. ``sharing``: those that have a full
     block in common with another request. ``contents``: different full blocks of all requests;
@@ -79,7 +94,9 @@ class Sharing:
     ``gap``: for every block that a request asked for and an earlier one had used, the seconds from
     the admission of that one to the admission of this one. ``found_gap`` and ``missed_gap``: the
     same for blocks that the cache had and had not. ``pieces``: the stretches that saved most.
-    ``working_sets``: by engine and window. ``found_rounds`` and ``missed_rounds``: by engine, the
+    ``working_sets``: by engine and window. ``curve``: the mean of the
+    working set by engine, for windows from the shortest in which it grows to the session's length;
+    empty where no time passed. ``found_rounds`` and ``missed_rounds``: by engine, the
     working set of a window as long as the median of these gaps; empty where there is no gap.
     """
 
@@ -92,6 +109,7 @@ class Sharing:
     missed_gap: Spread
     pieces: tuple[Stretch, ...]
     working_sets: tuple[WorkingSet, ...]
+    curve: tuple[Level, ...]
     found_rounds: tuple[WorkingSet, ...]
     missed_rounds: tuple[WorkingSet, ...]
 
@@ -124,6 +142,7 @@ def measure(session: Session, prompts: Prompts, uses: pl.DataFrame, usage: Usage
         missed_gap=missed,
         pieces=_stretches(uses, asked),
         working_sets=tuple(used.working_sets([*windows, None])),
+        curve=tuple(used.curve()),
         found_rounds=used.round(found),
         missed_rounds=used.round(missed),
     )
@@ -230,6 +249,33 @@ class _Used:
 
     def round(self, gap: Spread) -> tuple[WorkingSet, ...]:
         return () if gap.p50_sec is None else tuple(self.working_sets([gap.p50_sec]))
+
+    def curve(self) -> Iterator[Level]:
+        """The mean of the working set, by engine and window.
+
+        A content is in the working set from the begin of a use to ``window`` after its end, or to
+        the next use. So the mean is the sum of these times, over all uses, by the time that passed
+        (Denning and Schwartz, "Properties of the Working-Set Model", 1972).
+        """
+        observed = self._end - self._begin
+        if observed <= _SHORTEST_SEC:
+            return
+        windows = np.geomspace(_SHORTEST_SEC, observed, POINTS)
+        alone = self.alone.select(
+            "engine", "blocks", "begin_sec", until="end_sec", next=pl.lit(None, pl.Float64)
+        )
+        every = self._shared.select("engine", "blocks", "begin_sec", "until", "next").collect()
+        uses = pl.concat([alone, every.cast(alone.schema)])
+        for engine in self.alone["engine"].unique().sort():
+            rows = uses.filter(pl.col("engine") == engine)
+            until = rows["until"].to_numpy()
+            end = rows["next"].fill_null(self._end).clip(upper_bound=self._end).to_numpy()
+            begin = rows["begin_sec"].clip(self._begin).to_numpy()
+            blocks = rows["blocks"].to_numpy()
+            for window in windows:
+                inside = np.minimum(until + window, end) - begin
+                total = float((blocks * np.maximum(inside, 0)).sum())
+                yield Level(engine, float(window), total / observed)
 
     def _working_set(self, engine: int, window: float | None) -> WorkingSet:
         """A counter rises when a content comes into use, and falls ``window`` after its last use:

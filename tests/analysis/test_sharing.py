@@ -4,6 +4,8 @@ from __future__ import annotations
 import pytest
 
 from analysis import open_session, summarize
+from analysis.pool import usage
+from analysis.prefix import prompts, reuse, sharing, stretches
 from analysis.prefix.sharing import Sharing, Stretch
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import request, swept
@@ -131,3 +133,23 @@ def test_nothing_shared_is_no_round(session: SessionBuilder) -> None:
     assert (sharing.sharing, sharing.pieces, sharing.gap.count) == (0, (), 0)
     assert (sharing.found_rounds, sharing.missed_rounds) == ((), ())
     assert sharing.working_sets[0].pool_blocks is None
+
+
+@pytest.mark.parametrize("after_sec", [0, 5.5])
+def test_the_curve_is_the_mean_working_set_of_each_window(
+    session: SessionBuilder, after_sec: float
+) -> None:
+    """Two ways to compute it: the time that each use adds, and the level of a counter."""
+    swept(session)
+    opened = open_session(session.folder, after_sec=after_sec)
+    asked = prompts.read(opened)
+    uses = reuse.uses(asked.without_contents(), stretches.in_common(asked))
+    used = sharing._Used(opened, asked.without_contents(), uses, usage.measure(opened))
+    curve = list(used.curve())
+    assert len(curve) == sharing.POINTS
+    assert curve[0].window_sec == 0.01
+    assert curve[-1].window_sec == pytest.approx(10 - after_sec)
+    levels = [next(iter(used.working_sets([level.window_sec]))).mean_blocks for level in curve]
+    assert [level.mean_blocks for level in curve] == pytest.approx(levels)
+    assert levels == sorted(levels)
+    assert levels[-1] > levels[0] > 0

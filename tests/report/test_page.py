@@ -29,7 +29,15 @@ OVER_TIME = [
     "timeline",
     "steps",
 ]
-CHARTS = {*OVER_TIME, "head-room", "sharing", "age-at-hit", "ages", "miss-ratio-curve"}
+CHARTS = {
+    *OVER_TIME,
+    "head-room",
+    "sharing",
+    "working-set-curve",
+    "age-at-hit",
+    "ages",
+    "miss-ratio-curve",
+}
 BARS = {
     "fragmentation",
     "misses",

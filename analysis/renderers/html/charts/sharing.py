@@ -6,9 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.prefix.sharing import WorkingSet
-from analysis.renderers.html.chart import Bars, Chart, Segment, Table
+from analysis.renderers.html.chart import (
+    Bars,
+    Chart,
+    Segment,
+    Table,
+    axis,
+    count_axis,
+    line,
+)
 from analysis.renderers.html.report import Report
-from analysis.wording.formats import share
+from analysis.wording.formats import seconds, share
+
+MOST_ENGINES = 8
+"""Engines whose curves are drawn."""
 
 
 def stretches(report: Report) -> Iterator[Chart]:
@@ -19,6 +30,7 @@ def stretches(report: Report) -> Iterator[Chart]:
 def working_sets(report: Report) -> Iterator[Chart]:
     """The blocks that were used within windows of the session's time."""
     yield _working_sets(report)
+    yield _curve(report)
 
 
 def _stretches(report: Report) -> Chart:
@@ -76,12 +88,12 @@ def _working_sets(report: Report) -> Chart:
     peaks = [working_set.peak_blocks for working_set in known]
     pools = {working_set.pool_blocks for working_set in known if working_set.pool_blocks}
     pool = max(pools) if len(pools) == 1 else None
-    line = "" if pool is None else f" The pool has {pool:,} blocks: the upright line."
+    upright = "" if pool is None else f" The pool has {pool:,} blocks: the upright line."
     return Chart(
         "working-set",
         heading,
         look,
-        f"The most distinct contents that were used within so long a time.{line}",
+        f"The most distinct contents that were used within so long a time.{upright}",
         Bars(
             labels,
             [f"{peak:,}" for peak in peaks],
@@ -99,6 +111,64 @@ def _working_sets(report: Report) -> Chart:
                     _of_pool(working_set),
                 )
                 for label, working_set in zip(labels, known, strict=True)
+            ],
+        ),
+    )
+
+
+def _curve(report: Report) -> Chart:
+    heading = "How does the working set grow with the time that is looked back?"
+    look = (
+        "Where the curve crosses the pool is about how long content stays in the cache; where it "
+        "is flat, nothing new comes, and more blocks find no more."
+    )
+    sharing = report.summary.sharing
+    if not sharing.curve:
+        nothing = "No request that ended has a content id, or no time passed."
+        return Chart("working-set-curve", heading, look, nothing)
+    pools = {known.engine: known.pool_blocks for known in sharing.working_sets}
+    engines = sorted({level.engine for level in sharing.curve})[:MOST_ENGINES]
+    of_engine = {
+        engine: [level for level in sharing.curve if level.engine == engine] for engine in engines
+    }
+    name = "working set" if len(engines) == 1 else "engine {}"
+    data = [
+        line(
+            name.format(engine),
+            [level.window_sec for level in levels],
+            [level.mean_blocks for level in levels],
+            "held",
+        )
+        for engine, levels in of_engine.items()
+    ]
+    pool = pools.get(engines[0])
+    if pool is not None:
+        ends = [of_engine[engines[0]][at].window_sec for at in (0, -1)]
+        data.append(line("the pool", ends, [pool] * 2, "regret"))
+    gaps = [
+        f"half of what was {what} came back within {seconds(gap.p50_sec)}"
+        for what, gap in (("found", sharing.found_gap), ("missed", sharing.missed_gap))
+        if gap.count
+    ]
+    words = f"; {', '.join(gaps)}" if gaps else ""
+    return Chart(
+        "working-set-curve",
+        heading,
+        look,
+        f"Distinct blocks that were used within so long a time, on average{words}.",
+        {
+            "data": data,
+            "layout": {
+                "xaxis": axis("seconds that are looked back (logarithmic)", type="log"),
+                "yaxis": count_axis("blocks"),
+            },
+        },
+        Table(
+            ("Engine", "window", "mean blocks"),
+            [
+                (f"{level.engine}", seconds(level.window_sec), _blocks(level.mean_blocks))
+                for levels in of_engine.values()
+                for level in levels[::4]
             ],
         ),
     )

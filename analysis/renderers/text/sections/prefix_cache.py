@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analysis.prefix.conversations import Conversations
 from analysis.prefix.prefix_cache import Lookups, PrefixCache, TrueRate
 from analysis.renderers.text.layout import Line, note, row
 from analysis.tables.facts import Facts
 from analysis.wording.formats import share
 
 
-def lines(cache: PrefixCache, facts: Facts) -> Iterator[Line]:
+def lines(cache: PrefixCache, talk: Conversations, facts: Facts) -> Iterator[Line]:
     if facts.prefix_caching is False:
         yield from note("Prefix caching was off.")
         return
@@ -20,6 +21,7 @@ def lines(cache: PrefixCache, facts: Facts) -> Iterator[Line]:
         yield from note("No request was looked up and admitted.")
     else:
         yield from _true_rate(true)
+        yield from _conversations(talk)
     yield from _vllm_rate(cache)
     if cache.skipped.lookups:
         yield from row("Skip the cache", f"{cache.skipped.lookups:,} lookups, in neither rate")
@@ -34,6 +36,24 @@ def _true_rate(true: TrueRate) -> Iterator[Line]:
         requests = f"{true.external_requests_hit:,} requests"
         external = f"{true.external_hit_tokens:,} tokens for {requests}"
         yield from row("From a connector", external, "in neither rate")
+
+
+def _conversations(talk: Conversations) -> Iterator[Line]:
+    """Where the found tokens come from; nothing where that is not known of any."""
+    if not talk.within_tokens + talk.across_tokens:
+        return
+    turns = f"{talk.turns:,} of {talk.requests:,} requests continue one"
+    within = f"was found in the same conversation; {turns}"
+    yield from row("Going on", f"{_of(talk.within_tokens, talk)} of it", within)
+    across = "was found across conversations"
+    yield from row("Shared", f"{_of(talk.across_tokens, talk)} of it", across)
+    if talk.unknown_tokens:
+        unknown = "came from requests that are not known: they have not ended"
+        yield from row("", f"{_of(talk.unknown_tokens, talk)} of it", unknown)
+
+
+def _of(tokens: int, talk: Conversations) -> str:
+    return share(tokens / talk.hit_tokens)
 
 
 def _vllm_rate(cache: PrefixCache) -> Iterator[Line]:

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from analysis.errors import SessionError, unreadable
-from analysis.tables.faults import no_number
+from analysis.errors import unreadable
 from analysis.tables.files import opened
-from analysis.tables.metadata import part, parts
-from profilemate.format.totals import FORMAT_VERSION, MAX_BYTES, TOTALS_FILE
+from profilemate.format import totals
+from profilemate.format.totals import MAX_BYTES, TOTALS_FILE, NewerTotalsError, checked
 
 
 @dataclass(frozen=True)
@@ -59,57 +57,35 @@ def read(directory: Path) -> RunTotals | None:
     except OSError as error:
         raise unreadable(path, error) from None
     try:
-        found = json.loads(content, parse_constant=no_number)
-    except (ValueError, RecursionError):
-        found = None
-    if len(content) > MAX_BYTES or not isinstance(found, Mapping):
-        raise SessionError(f"{path} is damaged; restore the recorded file, or remove it")
-    version = found.get("format_version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
+        return _totals(checked(content, path))
+    except NewerTotalsError:
         return None
-    return _totals(found)
 
 
-def _totals(found: Mapping[str, Any]) -> RunTotals:
-    engines = parts(found, "engines")
-    caches = [part(engine, "prefix_cache") for engine in engines]
-    requests = [part(engine, "requests") for engine in engines]
-    pools = [pool for engine in engines for pool in parts(engine, "pools")]
-    groups = [group for pool in pools for group in parts(pool, "groups")]
-    evictions = [each for pool in pools for each in parts(pool, "evictions")]
-    by_reason: dict[str, int] = {}
-    for reason, count in _reasons(requests):
-        by_reason[reason] = by_reason.get(reason, 0) + count
-    query_tokens, hit_tokens = _sum(caches, "query_tokens"), _sum(caches, "hit_tokens")
+def _totals(found: totals.RunTotals) -> RunTotals:
+    caches = [engine["prefix_cache"] for engine in found["engines"]]
+    requests = [engine["requests"] for engine in found["engines"]]
+    pools = [pool for engine in found["engines"] for pool in engine["pools"]]
+    groups = [group for pool in pools for group in pool["groups"]]
+    evictions = [each for pool in pools for each in pool["evictions"]]
+    by_reason: Counter[str] = Counter()
+    for each in requests:
+        by_reason.update(each["finished"])
+    query_tokens = sum(cache["query_tokens"] for cache in caches)
+    hit_tokens = sum(cache["hit_tokens"] for cache in caches)
     return RunTotals(
-        until_sec=_count(found.get("until_ns")) / 1e9,
-        requests=_sum(caches, "requests"),
+        until_sec=found["until_ns"] / 1e9,
+        requests=sum(cache["requests"] for cache in caches),
         ended=sum(by_reason.values()),
         by_reason=dict(sorted(by_reason.items(), key=lambda one: (-one[1], one[0]))),
-        input_tokens=_sum(requests, "prompt_tokens"),
-        output_tokens=_sum(requests, "output_tokens"),
-        preemptions=_sum(requests, "preemptions"),
+        input_tokens=sum(each["prompt_tokens"] for each in requests),
+        output_tokens=sum(each["output_tokens"] for each in requests),
+        preemptions=sum(each["preemptions"] for each in requests),
         query_tokens=query_tokens,
         hit_tokens=hit_tokens,
         token_rate=hit_tokens / query_tokens if query_tokens else None,
-        allocated_blocks=_sum(groups, "allocated_blocks"),
-        evicted_blocks=_sum(evictions, "blocks"),
-        never_reused_blocks=_sum(evictions, "never_reused"),
-        peak_held_blocks=_count(found.get("peak_held_blocks")),
+        allocated_blocks=sum(group["allocated_blocks"] for group in groups),
+        evicted_blocks=sum(each["blocks"] for each in evictions),
+        never_reused_blocks=sum(each["never_reused"] for each in evictions),
+        peak_held_blocks=found["peak_held_blocks"],
     )
-
-
-def _reasons(requests: list[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
-    for each in requests:
-        for reason, count in part(each, "finished").items():
-            yield str(reason), _count(count)
-
-
-def _sum(entries: list[Mapping[str, Any]], name: str) -> int:
-    return sum(_count(entry.get(name)) for entry in entries)
-
-
-def _count(value: Any) -> int:
-    """The number, of any size; 0 for any other value."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return value if is_count else 0

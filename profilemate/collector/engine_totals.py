@@ -350,7 +350,7 @@ class EngineTotals:
                 queues.append(admitted - arrived if admitted > arrived else 0)
             if first_token is not None:
                 first_tokens.append(first_token - arrived if first_token > arrived else 0)
-            durations.append(time - arrived)
+            durations.append(time - arrived if time > arrived else 0)
             self.prefix.forget(request.number)
         for place, tokens in enumerate((prompts, outputs, computed)):
             self._tokens[place] += tokens

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import stat
-from typing import TypedDict, cast
+from pathlib import Path
+from typing import Any, TypedDict, cast
 
 from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
+from profilemate.format.shape import fault
 
 TOTALS_FILE = "totals.json"
 FORMAT_VERSION = 1
@@ -270,11 +272,15 @@ class RunTotals(TypedDict):
     collector: Collector
 
 
+class NewerTotalsError(SessionError):
+    """A newer profilemate wrote the file."""
+
+
 def read(folder: Folder) -> RunTotals:
     """The totals of the session in this folder.
 
     Raises:
-        SessionError: it has none, they cannot be read, or they are of a newer profilemate.
+        SessionError: it has none, they cannot be read, are damaged, or are of another version.
 
     """
     path = folder.path / TOTALS_FILE
@@ -290,11 +296,53 @@ def read(folder: Folder) -> RunTotals:
         content = folder.read(TOTALS_FILE)
     except OSError as error:
         raise SessionError(f"cannot read {path}: {error.strerror}") from None
+    return checked(content, path)
+
+
+def checked(content: bytes, path: Path) -> RunTotals:
+    """The totals in this content of the file. Whoever reads the file reads it so.
+
+    Every key is there, and each figure is of its kind; a histogram's counts fit its bounds.
+
+    Raises:
+        NewerTotalsError: a newer profilemate wrote it.
+        SessionError: it is damaged.
+
+    """
+    if len(content) > MAX_BYTES:
+        raise _damaged(path, f"it is larger than {MAX_BYTES >> 20} MiB")
     try:
         found = json.loads(content)
-        version = found["format_version"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise SessionError(f"{path} is damaged") from None
-    if version != FORMAT_VERSION:
-        raise SessionError(f"{path} has format version {version!r}; this profilemate reads 1")
+    except (ValueError, RecursionError):
+        raise _damaged(path, "it is not JSON") from None
+    version = found.get("format_version") if isinstance(found, dict) else None
+    if type(version) is int and version > FORMAT_VERSION:
+        raise NewerTotalsError(
+            f"{path} has format version {version}; this profilemate reads {FORMAT_VERSION}: use "
+            "the one that recorded it"
+        )
+    wrong = fault(found, RunTotals) or _odd_histogram(found)
+    if wrong is None and version != FORMAT_VERSION:
+        wrong = f"format_version is {version}"
+    if wrong is not None:
+        raise _damaged(path, wrong)
     return cast(RunTotals, found)
+
+
+def _odd_histogram(found: Any, where: str = "") -> str | None:
+    """Which histogram's counts do not fit its bounds; None where all do."""
+    if isinstance(found, list):
+        inner = [(f"{where}[{number}]", each) for number, each in enumerate(found)]
+    elif not isinstance(found, dict):
+        return None
+    elif "bounds" in found:
+        bounds, counts = found["bounds"], found["counts"]
+        is_sound = len(counts) == len(bounds) + 1 and bounds == sorted(bounds)
+        return None if is_sound else f"{where}.counts do not fit its bounds"
+    else:
+        inner = [(f"{where}.{name}".lstrip("."), each) for name, each in found.items()]
+    return next(filter(None, (_odd_histogram(each, place) for place, each in inner)), None)
+
+
+def _damaged(path: Path, what: str) -> SessionError:
+    return SessionError(f"{path} is damaged: {what}; restore the recorded file, or remove it")

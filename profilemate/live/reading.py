@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from analysis.errors import SessionError, unreadable
 from analysis.tables.files import opened
-from profilemate.format.totals import FORMAT_VERSION, MAX_BYTES, TOTALS_FILE
-
-_MOST = 10**30
-"""Larger numbers are damage: nanoseconds, added up over a million years."""
+from profilemate.format import totals
+from profilemate.format.totals import MAX_BYTES, TOTALS_FILE, checked
 
 
 @dataclass(frozen=True)
@@ -148,130 +144,98 @@ def look(session: Path) -> Look:
         raise NoTotalsError(f"{path} is not there") from None
     except OSError as error:
         raise unreadable(path, error) from None
-    if len(content) > MAX_BYTES:
-        raise SessionError(f"{path} is damaged: it is larger than {MAX_BYTES >> 20} MiB")
-    try:
-        found = json.loads(content)
-        version = found["format_version"]
-        if version == FORMAT_VERSION:
-            return _look(found, written_ns)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise SessionError(f"{path} is damaged") from None
-    raise SessionError(
-        f"{path} has format version {str(version)[:20]}; this profilemate reads {FORMAT_VERSION}"
-    )
+    return _look(checked(content, path), written_ns)
 
 
-def _look(found: Any, written_ns: int) -> Look:
+def _look(found: totals.RunTotals, written_ns: int) -> Look:
     collector = found["collector"]
     return Look(
-        session_id=_text(found["session_id"]),
+        session_id=found["session_id"],
         written_ns=written_ns,
-        until_ns=_whole(found["until_ns"]),
-        ended=found["ended"] is True,
-        versions={_text(name): _text(version) for name, version in found["versions"].items()},
+        until_ns=found["until_ns"],
+        ended=found["ended"],
+        versions=found["versions"],
         engines=tuple(map(_engine, found["engines"])),
         workers=tuple(map(_worker, found["workers"])),
         gpus=tuple(map(_gpu, found["gpus"])),
         processes=tuple(map(_process, found["processes"])),
-        lag_ns=_whole_or_none(collector["lag_ns"]),
-        longest_lag_ns=_whole_or_none(collector["longest_lag_ns"]),
+        lag_ns=collector["lag_ns"],
+        longest_lag_ns=collector["longest_lag_ns"],
     )
 
 
-def _engine(found: Any) -> Engine:
+def _engine(found: totals.Engine) -> Engine:
     prefix, requests, steps = found["prefix_cache"], found["requests"], found["steps"]
     evictions = [sums for pool in found["pools"] for sums in pool["evictions"]]
-    evicted = sum(_whole(sums["blocks"]) for sums in evictions)
-    busy = [_whole(steps[kind]) for kind in ("prefill", "mixed", "decode")]
+    evicted = sum(sums["blocks"] for sums in evictions)
     return Engine(
-        engine=_whole(found["engine"]),
-        lost=tuple(map(_text, found["lost"])),
+        engine=found["engine"],
+        lost=tuple(found["lost"]),
         pools=tuple(map(_pool, found["pools"])),
-        running=_whole(requests["running"]),
-        waiting=_whole(requests["waiting"]),
+        running=requests["running"],
+        waiting=requests["waiting"],
         counters=Counters(
-            query_tokens=_whole(prefix["query_tokens"]),
-            hit_tokens=_whole(prefix["hit_tokens"]),
+            query_tokens=prefix["query_tokens"],
+            hit_tokens=prefix["hit_tokens"],
             evictions=evicted,
-            regretted=sum(_whole(pool["regretted_blocks"]) for pool in found["pools"]),
-            never_reused=sum(_whole(sums["never_reused"]) for sums in evictions),
-            preemptions=_whole(requests["preemptions"]),
-            arrived=_whole(requests["arrived"]),
-            ended=sum(map(_whole, requests["finished"].values())),
-            steps=sum(busy),
-            idle_steps=_whole(steps["idle"]),
-            prefill_tokens=_whole(steps["prefill_tokens"]),
-            decode_tokens=_whole(steps["decode_tokens"]),
-            unknown_evictions=max(0, evicted - _whole(found["blocks"]["reuses"]["count"])),
+            regretted=sum(pool["regretted_blocks"] for pool in found["pools"]),
+            never_reused=sum(sums["never_reused"] for sums in evictions),
+            preemptions=requests["preemptions"],
+            arrived=requests["arrived"],
+            ended=sum(requests["finished"].values()),
+            steps=steps["prefill"] + steps["mixed"] + steps["decode"],
+            idle_steps=steps["idle"],
+            prefill_tokens=steps["prefill_tokens"],
+            decode_tokens=steps["decode_tokens"],
+            unknown_evictions=max(0, evicted - found["blocks"]["reuses"]["count"]),
         ),
         lifetime=_histogram(found["blocks"]["lifetime"]),
         idle=_histogram(found["blocks"]["idle"]),
     )
 
 
-def _pool(found: Any) -> Pool:
+def _pool(found: totals.Pool) -> Pool:
     return Pool(
-        pool=_whole(found["pool"]),
-        total=_whole(found["total_blocks"]),
-        held=_whole(found["held_blocks"]),
-        cached=_whole(found["cached_blocks"]),
-        free=_whole(found["free_blocks"]),
-        peak_held=_whole(found["peak_held_blocks"]),
+        pool=found["pool"],
+        total=found["total_blocks"],
+        held=found["held_blocks"],
+        cached=found["cached_blocks"],
+        free=found["free_blocks"],
+        peak_held=found["peak_held_blocks"],
     )
 
 
-def _worker(found: Any) -> Worker:
-    served = [part for part in found["executions"] if part["dummy"] is False]
-    replayed = [part for part in served if part["in_graph"] is True]
+def _worker(found: totals.Worker) -> Worker:
+    served = [part for part in found["executions"] if not part["dummy"]]
+    replayed = [part for part in served if part["in_graph"]]
     return Worker(
-        worker=_whole(found["worker"]),
-        executions=sum(_whole(part["executions"]) for part in served),
-        in_graph=sum(_whole(part["executions"]) for part in replayed),
-        padded_tokens=sum(_whole(part["padded_tokens"]) for part in replayed),
-        unpadded_tokens=sum(_whole(part["unpadded_tokens"]) for part in replayed),
+        worker=found["worker"],
+        executions=sum(part["executions"] for part in served),
+        in_graph=sum(part["executions"] for part in replayed),
+        padded_tokens=sum(part["padded_tokens"] for part in replayed),
+        unpadded_tokens=sum(part["unpadded_tokens"] for part in replayed),
     )
 
 
-def _gpu(found: Any) -> Gpu:
+def _gpu(found: totals.Gpu) -> Gpu:
     return Gpu(
-        gpu=_whole(found["gpu"]),
-        used_bytes=_whole(found["used_bytes"]),
-        free_bytes=_whole(found["free_bytes"]),
-        utilization_pct=_whole_or_none(found["utilization_pct"]),
+        gpu=found["gpu"],
+        used_bytes=found["used_bytes"],
+        free_bytes=found["free_bytes"],
+        utilization_pct=found["utilization_pct"],
     )
 
 
-def _process(found: Any) -> Process:
+def _process(found: totals.Process) -> Process:
     return Process(
-        role=_text(found["role"]),
-        rank=_whole(found["rank"]),
-        dropped_events=_whole(found["dropped_events"]),
-        mismatches=_whole(found["mismatches"]),
-        hook_ns=_whole(found["hook_ns"]),
-        writing_ns=_whole(found["writing_ns"]),
+        role=found["role"],
+        rank=found["rank"],
+        dropped_events=found["dropped_events"],
+        mismatches=found["mismatches"],
+        hook_ns=found["hook_ns"],
+        writing_ns=found["writing_ns"],
     )
 
 
-def _histogram(found: Any) -> Histogram:
-    bounds = tuple(map(_whole, found["bounds"]))
-    counts = tuple(map(_whole, found["counts"]))
-    if len(counts) != len(bounds) + 1 or list(bounds) != sorted(bounds):
-        raise ValueError
-    return Histogram(bounds, counts)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _MOST:
-        raise ValueError
-    return value
-
-
-def _whole_or_none(value: Any) -> int | None:
-    return None if value is None else _whole(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
+def _histogram(found: totals.Histogram) -> Histogram:
+    return Histogram(tuple(found["bounds"]), tuple(found["counts"]))

@@ -23,6 +23,7 @@ from benchmarks import large_session, packed_session
 from tests.analysis.builder import COLUMNS, SessionBuilder
 from tests.analysis.invoke import invoke
 from tests.analysis.stories import swept
+from tests.live import figures
 from tests.report import generated
 from tests.support import segments
 
@@ -95,30 +96,45 @@ def test_a_benchmark_packs_it_as_the_collector_does(
 
 def totals(**changes: Any) -> dict[str, Any]:
     """A totals.json of two engines, the second one idle."""
-    engine = {
-        "engine": 0,
-        "pools": [
-            {
-                "groups": [{"group": 0, "allocated_blocks": 9_000}],
-                "evictions": [
-                    {"reason": "reallocated", "blocks": 7_000, "never_reused": 600},
-                    {"reason": "reset", "blocks": 50, "never_reused": 5},
-                ],
-            }
+    found = figures.totals()
+    (engine,) = found["engines"]
+    (pool,) = engine["pools"]
+    evicted = {"group": 0, "origin": "prompt", "copies_left": 0}
+    moved = {"reused_blocks": 1, "cached_blocks": 2, "freed_blocks": 3}
+    used = {
+        **pool,
+        "groups": [{"group": 0, "allocated_blocks": 9_000, **moved}],
+        "evictions": [
+            {**evicted, "reason": "reallocated", "blocks": 7_000, "never_reused": 600},
+            {**evicted, "reason": "reset", "blocks": 50, "never_reused": 5},
         ],
-        "prefix_cache": {"requests": 120, "query_tokens": 10**20, "hit_tokens": 10**20 // 4},
-        "requests": {
-            "finished": {"stop": 90, "abort": 10},
-            "prompt_tokens": 10**13,
-            "output_tokens": 2_000,
-            "preemptions": 3,
-        },
+    }
+    hits = {"requests": 120, "query_tokens": 10**20, "hit_tokens": 10**20 // 4}
+    served = {
+        "finished": {"stop": 90, "abort": 10},
+        "prompt_tokens": 10**13,
+        "output_tokens": 2_000,
+        "preemptions": 3,
+    }
+    nothing = dict.fromkeys(("requests", "query_tokens", "hit_tokens"), 0)
+    busy = {
+        **engine,
+        "pools": [used],
+        "prefix_cache": {**engine["prefix_cache"], **hits},
+        "requests": {**engine["requests"], **served},
+    }
+    idle = {
+        **engine,
+        "engine": 5,
+        "pools": [],
+        "prefix_cache": {**engine["prefix_cache"], **nothing},
+        "requests": {**engine["requests"], **dict.fromkeys(served, 0), "finished": {}},
     }
     return {
-        "format_version": 1,
+        **found,
         "until_ns": 7_200_000_000_000,
         "peak_held_blocks": 77,
-        "engines": [engine, {"engine": 1}],
+        "engines": [busy, idle],
         **changes,
     }
 
@@ -164,8 +180,9 @@ class TestWindow:
     def test_requests_count_from_there_if_it_is_known(self, left: SessionBuilder) -> None:
         begin = [open_session(left.folder, after_requests=n).begin_sec for n in range(2)]
         assert begin == [4, 7]
-        ended = {"requests": {"finished": {"stop": 4}}}
-        (left.folder / "totals.json").write_text(json.dumps(totals(engines=[ended])))
+        found = totals()
+        found["engines"][0]["requests"]["finished"] = {"stop": 4}
+        (left.folder / "totals.json").write_text(json.dumps(found))
         begin = [open_session(left.folder, after_requests=n).begin_sec for n in range(4)]
         assert begin == [4, 4, 5, 7]
         with pytest.raises(SessionError, match="of its requests 4 have ended, and 4 are"):
@@ -236,27 +253,27 @@ class TestWindow:
         assert said(session.folder)["run"]["ended"] == 100
 
     @pytest.mark.parametrize(
-        ("content", "known"),
+        ("content", "says"),
         [
-            ("", None),
-            ("[]", None),
-            ("[" * 10**5, None),
-            ('{"format_version": 1, "engines": [7, {"pools": 7, "requests": []}]}', True),
-            ('{"format_version": 2}', False),
+            ("", "it is not JSON"),
+            ("[]", "it is []"),
+            ("[" * 10**5, "it is not JSON"),
+            ('{"format_version": 1}', "session_id is missing"),
+            (json.dumps(totals(until_ns=-1)), "until_ns is -1"),
         ],
     )
-    def test_totals_that_are_damaged(
-        self, left: SessionBuilder, content: str, known: bool | None
-    ) -> None:
+    def test_totals_that_are_damaged(self, left: SessionBuilder, content: str, says: str) -> None:
         path = left.folder / "totals.json"
         path.write_text(content)
-        if known is None:
-            with pytest.raises(SessionError) as caught:
-                summarize(open_session(left.folder))
-            assert str(caught.value).startswith(f"{path} is damaged; restore the recorded file")
-        else:
-            run = summarize(open_session(left.folder)).run
-            assert (run is not None) == known
+        with pytest.raises(SessionError) as caught:
+            summarize(open_session(left.folder))
+        assert str(caught.value) == (
+            f"{path} is damaged: {says}; restore the recorded file, or remove it"
+        )
+
+    def test_totals_of_a_newer_release(self, left: SessionBuilder) -> None:
+        (left.folder / "totals.json").write_text('{"format_version": 2}')
+        assert summarize(open_session(left.folder)).run is None
 
 
 class TestOpenings:

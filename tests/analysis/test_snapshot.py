@@ -23,6 +23,7 @@ from tests.analysis.invoke import invoke
 from tests.analysis.test_cli import assert_fails
 from tests.analysis.test_segments import differences, said
 from tests.analysis.test_segments_of_running import Collector, numbers, running  # noqa: F401
+from tests.live import figures
 from tests.support import segments
 
 USAGE = "kv_cache_usage.csv"
@@ -177,7 +178,8 @@ class TestRunning:
         collector.begin_to_close()
         collector.write(2)
         running.append(USAGE, "99.0,torn")
-        (running.folder / "totals.json").write_text("{}")
+        whole_run = json.dumps(figures.totals())
+        (running.folder / "totals.json").write_text(whole_run)
         snapshot = taken(running.folder)
         assert not (snapshot / "journal").exists()
         opened = open_session(snapshot)
@@ -187,7 +189,7 @@ class TestRunning:
         assert unlike(snapshot, running.folder) == []
         # What was being closed, and the open rows, are in one file.
         assert (snapshot / USAGE).read_text().count("timestamp_sec") == 1
-        assert (snapshot / "totals.json").read_text() == "{}"
+        assert (snapshot / "totals.json").read_text() == whole_run
         metadata = json.loads((snapshot / "metadata.json").read_text())
         assert metadata["ended_at"] == f"2026-01-31T12:00:{collector.written:02d}.000000Z"
 

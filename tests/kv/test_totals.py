@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from analysis import open_session, summarize
 from analysis.stats.histograms import BOUNDS_SEC
 from profilemate.collector.engine import Engine
-from profilemate.collector.engine_totals import Held, PoolTotals
+from profilemate.collector.engine_totals import EngineTotals, Held, PoolTotals
 from profilemate.collector.follow import Follower
+from profilemate.collector.requests import Finish, Request
 from profilemate.collector.totals import Totals
 from profilemate.format.totals import BANDS, TIMES_NS
 from tests.kv import totals, workload
@@ -307,3 +308,11 @@ def test_reuse_gaps_are_the_analyzers_where_prompts_come_in_one_step(
     found = totals.totals(folder)["engines"][0]["blocks"]["reuse_gap"]
     assert found["count"] == at_hit.count == 9 * 80 // 16
     assert bins(found) == [(bin.from_sec, bin.count) for bin in at_hit.bins]
+
+
+def test_a_request_that_ends_before_it_arrives_took_no_time() -> None:
+    """Two threads read the clock: no figure is below 0 for that."""
+    engine = EngineTotals([10], Held())
+    request = Request(1, "a", "a", 5, None, None, 0, [], arrived=200)
+    engine.ended.append((request, Finish("abort", 5, 0, 0, 100)))
+    assert engine.content(0, (), 300)["requests"]["duration"]["sum"] == 0

@@ -62,7 +62,7 @@ def totals(**changes: Any) -> dict[str, Any]:
     lifetime = {**times, "counts": [*range(1, len(TIMES_NS) + 2)]}
     idle = {**times, "counts": [*range(101, len(TIMES_NS) + 102)]}
     lookups = {"lookups": 1, "query_tokens": 2, "hit_tokens": 3}
-    schedule = {"bounds": list(SCHEDULE_NS), "counts": [0] * (len(SCHEDULE_NS) + 1)}
+    schedule = {**times, "bounds": list(SCHEDULE_NS), "counts": [0] * (len(SCHEDULE_NS) + 1)}
     evictions = {"group": 0, "reason": "reallocated", "origin": "prompt", "copies_left": 0}
     found: dict[str, Any] = {
         "format_version": 1,

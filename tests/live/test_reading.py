@@ -8,7 +8,7 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.errors import SessionError
+from analysis.tables import run_totals
 from profilemate.format.totals import TIMES_NS
 from profilemate.live.reading import (
     Counters,
@@ -31,6 +32,7 @@ from profilemate.live.reading import (
     look,
 )
 from tests.live.figures import totals, write
+from tests.metrics.stories import totals_of
 
 
 def test_each_figure_comes_from_its_place(tmp_path: Path) -> None:
@@ -143,3 +145,52 @@ def test_any_odd_value_is_read_or_damage(place: tuple[Any, ...], value: Any) -> 
         session = write(Path(folder), content[0])
         with contextlib.suppress(SessionError):
             assert look(session).until_ns >= 0
+
+
+def said_of(read: Callable[[Path], object], session: Path) -> str | None:
+    """What is wrong with the session's totals.json, says who reads it; None where nothing is."""
+    try:
+        read(session)
+    except SessionError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("place", list(places(totals())), ids=str)
+def test_all_who_read_it_say_the_same_of_it(tmp_path: Path, place: tuple[Any, ...]) -> None:
+    """Of each figure in turn, in place of which something else stands."""
+    readers = (look, run_totals.read, totals_of)
+    content: Any = [totals()]
+    assert {said_of(read, write(tmp_path, content[0])) for read in readers} == {None}
+    *way, last = (0, *place)
+    inner = content
+    for key in way:
+        inner = inner[key]
+    # A name that the totals do not settle may have any figure.
+    is_figure = type(inner[last]) is int
+    inner[last] = -1 if is_figure else ["odd", {}]
+    session = write(tmp_path, content[0])
+    said = {said_of(read, session) for read in readers}
+    (one,) = said
+    assert one is not None
+    assert f"{tmp_path}/totals.json is damaged: " in one
+    if is_figure and len(place) > 1:
+        assert f"{place[-1] if isinstance(place[-1], str) else place[-2]}" in one
+
+
+@pytest.mark.parametrize("bounds", [list(TIMES_NS[1:]), sorted(TIMES_NS, reverse=True)])
+def test_a_histogram_whose_bounds_do_not_fit_is_named(tmp_path: Path, bounds: list[int]) -> None:
+    content = totals()
+    content["engines"][0]["blocks"]["idle"]["bounds"] = bounds
+    said = said_of(look, write(tmp_path, content))
+    assert said is not None
+    assert "engines[0].blocks.idle.counts do not fit its bounds" in said
+
+
+@pytest.mark.parametrize("key", sorted(totals()))
+def test_a_key_that_is_missing_is_named(tmp_path: Path, key: str) -> None:
+    content = totals()
+    del content[key]
+    said = said_of(look, write(tmp_path, content))
+    assert said is not None
+    assert f" {key} is missing" in said

@@ -156,7 +156,11 @@ def said_of(read: Callable[[Path], object], session: Path) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("place", list(places(totals())), ids=str)
+def is_first_of_its_list(place: tuple[Any, ...]) -> bool:
+    return place[-2:-1] not in [("bounds",), ("counts",)] or not place[-1]
+
+
+@pytest.mark.parametrize("place", list(filter(is_first_of_its_list, places(totals()))), ids=str)
 def test_all_who_read_it_say_the_same_of_it(tmp_path: Path, place: tuple[Any, ...]) -> None:
     """Of each figure in turn, in place of which something else stands."""
     readers = (look, run_totals.read, totals_of)

@@ -17,9 +17,9 @@ import numpy as np
 
 from analysis.tables.metadata import flag
 from analysis.tables.session import Session
-from analysis.whatif import users
 from analysis.whatif.ids import Ids, Ints, offsets
-from analysis.whatif.workload import Bools, Floats, NothingToTry, Workload, of_session
+from analysis.whatif.users import turns
+from analysis.whatif.workload import Floats, NothingToTry, Workload, of_session
 
 _ENGINES = 1024
 """Room for so many data-parallel ranks beside an id."""
@@ -32,8 +32,7 @@ class Load:
     ``block_size``: tokens that an id stands for. ``at_sec``: since the first request.
     ``input_tokens`` and ``output_tokens``: lengths of prompt and answer. ``ids``: one for each
     block of the prompt, a last partial one included, numbered by first appearance. An id stands for
-    all of the prompt up to the end of its block. ``conversation``: the number of the first request
-    of its conversation. ``notes``: what the load lacks, a sentence each.
+    all of the prompt up to the end of its block. ``notes``: what the load lacks, a sentence each.
     """
 
     block_size: int
@@ -41,7 +40,6 @@ class Load:
     input_tokens: Ints
     output_tokens: Ints
     ids: Ids
-    conversation: Ints
     notes: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -57,14 +55,20 @@ class Load:
         """The same requests, so many times as many a second."""
         return replace(self, at_sec=self.at_sec / factor)
 
-    def with_users(self, factor: int) -> Load:
+    def with_users(self, factor: int, conversation: Ints) -> Load:
         """So many times as many conversations at once.
 
         Each copy of a request comes a little after it, and has contents of its own, but for the
         blocks that several conversations share, such as a system prompt.
+
+        Args:
+            factor: how many times.
+            conversation: for each request, the first one of its conversation.
+
         """
         blocks = int(self.ids.values.max(initial=-1)) + 1
-        is_shared = self._is_shared(blocks)[self.ids.values]
+        pairs = np.unique(np.stack([self.ids.values, conversation[self.ids.rows]]), axis=1)
+        is_shared = (np.bincount(pairs[0], minlength=blocks) > 1)[self.ids.values]
         gap = self.at_sec[-1] / max(len(self) - 1, 1) / factor
         copies = range(factor)
         at = np.concatenate([self.at_sec + copy * gap for copy in copies])
@@ -72,47 +76,61 @@ class Load:
         values = np.concatenate([self.ids.values + copy * of_a_copy for copy in copies])
         ids = Ids(values, offsets(np.tile(self.ids.lengths, factor)))
         order = np.argsort(at, kind="stable")
-        conversation = np.concatenate([self.conversation + copy * len(self) for copy in copies])
         return replace(
             self,
             at_sec=at[order],
             input_tokens=np.tile(self.input_tokens, factor)[order],
             output_tokens=np.tile(self.output_tokens, factor)[order],
             ids=_numbered(ids.take(order)),
-            conversation=conversation[order],
         )
 
-    def _is_shared(self, blocks: int) -> Bools:
-        """By id, whether prompts of several conversations have the block."""
-        pairs = np.stack([self.ids.values, self.conversation[self.ids.rows]])
-        found: Bools = np.bincount(np.unique(pairs, axis=1)[0], minlength=blocks) > 1
-        return found
 
-
-def read(session: Session, block_size: int | None = None) -> Load:
+def read(session: Session, block_size: int | None = None, users: int = 1) -> Load:
     """The requests of the session that ended, without its warm-up.
 
     Args:
         session: the session.
         block_size: tokens that an id is to stand for; None for the recorded blocks'.
+        users: so many times as many conversations (``Load.with_users``).
 
     Raises:
         SessionError: a table cannot be read, or there is no request.
 
     """
-    recorded = _told_apart(session, of_session(session))
-    load = _of_workload(recorded)
-    if block_size is None or block_size == load.block_size:
-        return load
-    resized = _of_workload(recorded.resized(block_size))
-    lost = load.shared_tokens - resized.shared_tokens
-    if not lost:
+    counted = _counted(_told_apart(session, of_session(session)))
+    ran = counted.take(np.flatnonzero(counted.computed_tokens > 0))
+    if not len(ran):
+        raise NothingToTry(f"{session.directory}: no request was admitted, so there is no load")
+    load = _of_workload(ran, tuple(_notes(counted, ran)))
+    if block_size is not None and block_size != load.block_size:
+        load = _resized(load, ran.resized(block_size))
+    return load if users == 1 else load.with_users(users, _conversations(ran))
+
+
+def _counted(workload: Workload) -> Workload:
+    return workload.take(np.flatnonzero(workload.counts))
+
+
+def _resized(load: Load, workload: Workload) -> Load:
+    """The load with other blocks, and a note on what is shared no more."""
+    resized = _of_workload(workload, load.notes)
+    if resized.shared_tokens == load.shared_tokens:
         return resized
     note = (
-        f"in blocks of {block_size:,} tokens, prompts share {resized.shared_tokens:,} tokens of "
-        f"the {load.shared_tokens:,} that they share in the recorded blocks of {load.block_size:,}"
+        f"in blocks of {resized.block_size:,} tokens, prompts share {resized.shared_tokens:,} "
+        f"tokens of the {load.shared_tokens:,} that they share in the recorded blocks of "
+        f"{load.block_size:,}"
     )
     return replace(resized, notes=(*resized.notes, note))
+
+
+def _conversations(ran: Workload) -> Ints:
+    """For each request, the first one of its conversation."""
+    found = np.empty(len(ran), np.int64)
+    for rank in ran.engines:
+        own = np.flatnonzero(ran.engine == rank)
+        found[own] = own[turns(ran.of_engine(rank)).first]
+    return found
 
 
 def _told_apart(session: Session, workload: Workload) -> Workload:
@@ -129,15 +147,7 @@ def _told_apart(session: Session, workload: Workload) -> Workload:
     )
 
 
-def _of_workload(workload: Workload) -> Load:
-    counted = workload.take(np.flatnonzero(workload.counts))
-    ran = counted.take(np.flatnonzero(counted.computed_tokens > 0))
-    if not len(ran):
-        raise NothingToTry(f"{workload.name}: no request was admitted, so there is no load")
-    conversation = np.empty(len(ran), np.int64)
-    for rank in ran.engines:
-        own = np.flatnonzero(ran.engine == rank)
-        conversation[own] = own[users.turns(ran.of_engine(rank)).first]
+def _of_workload(ran: Workload, notes: tuple[str, ...]) -> Load:
     return Load(
         block_size=ran.block_size,
         at_sec=ran.arrival_sec - ran.arrival_sec[0],
@@ -145,8 +155,7 @@ def _of_workload(workload: Workload) -> Load:
         # An engine gives one token at least.
         output_tokens=np.maximum(ran.output_tokens, 1),
         ids=_numbered(ran.prompt_ids),
-        conversation=conversation,
-        notes=tuple(_notes(counted, ran)),
+        notes=notes,
     )
 
 

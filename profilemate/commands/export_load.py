@@ -205,7 +205,7 @@ def _asked(session: Session, options: LoadOptions) -> Load:
     size = options.tokens_per_id
     if size is None and options.format is Format.MOONCAKE:
         size = MOONCAKE_TOKENS
-    return loads.read(session, size).with_users(options.users or 1).faster(options.scale)
+    return loads.read(session, size, options.users or 1).faster(options.scale)
 
 
 def _replay(asked: Load, path: Path, options: LoadOptions) -> str:

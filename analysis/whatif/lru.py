@@ -79,27 +79,33 @@ class _Stack:
     """
 
     def __init__(self, requests: int) -> None:
-        self._sums = [0] * (requests + 1)
+        # Every way up ends at the last place, where two ways have met.
+        self._sums = [0] * ((1 << requests.bit_length()) + 1)
         self._total = 0
 
     def above(self, rank: int) -> int:
         """Blocks whose last holder has a higher rank."""
-        below, at = 0, rank + 1
+        below, at, sums = 0, rank + 1, self._sums
         while at:
-            below += self._sums[at]
+            below += sums[at]
             at &= at - 1
         return self._total - below
 
     def move(self, blocks: int, old: int, new: int) -> None:
         """Give so many blocks another last holder. They are new where ``old`` is ``NEVER``."""
+        sums = self._sums
+        end = len(sums) - 1
+        at = end
         if old == NEVER:
             self._total += blocks
         else:
-            self._add(-blocks, old)
-        self._add(blocks, new)
-
-    def _add(self, blocks: int, rank: int) -> None:
-        at = rank + 1
-        while at < len(self._sums):
-            self._sums[at] += blocks
-            at += at & -at
+            at = old + 1
+        to = new + 1
+        # Above the place where both ways meet, the blocks are counted as before.
+        while at != to:
+            if at < to:
+                sums[at] -= blocks
+                at += at & -at
+            else:
+                sums[to] += blocks
+                to += to & -to

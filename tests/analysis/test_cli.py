@@ -134,6 +134,22 @@ print(*(name for name in sys.modules if name.startswith("profilemate.commands.")
     assert loaded == {"profilemate.commands.app", "profilemate.commands.summary"}
 
 
+def test_text_needs_nothing_of_json(tmp_path: Path) -> None:
+    """What it would import takes as long as a small trace."""
+    program = """
+import sys
+from profilemate.commands.app import application
+application(None, "whatif")(["whatif", sys.argv[1], "--fast"], standalone_mode=False)
+print("analysis.renderers.json" in sys.modules)
+"""
+    trace = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
+    trace.write_text(f"{json.dumps(row)}\n" * 2)
+    *text, imported = run(["-c", program], trace).stdout.splitlines()
+    assert "hit rate" in " ".join(text).lower()
+    assert imported == "False"
+
+
 def test_the_version() -> None:
     assert run(PROFILEMATE, "--version").stdout == f"profilemate {__version__}\n"
 

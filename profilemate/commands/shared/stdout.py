@@ -15,10 +15,11 @@ F = TypeVar("F", bound="Found")
 
 def show(found: F, write_text: Callable[[F, TextIO], None], *, as_json: bool) -> None:
     """Print what was found, as JSON or as text."""
-    from analysis.renderers import json
-
     _take_every_name()
     if as_json:
+        # It knows what each command finds, and imports all of that.
+        from analysis.renderers import json
+
         print(json.render(found))
     else:
         write_text(found, sys.stdout)

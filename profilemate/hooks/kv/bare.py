@@ -46,12 +46,13 @@ class Bare:
     All else is the request's own.
     """
 
-    lora_request = None
-    cache_salt = None
-    block_hashes: tuple[()] = ()
-
     def __init__(self, request: Any) -> None:
+        # A hasher asks for the same few attributes at each block, so they are at hand.
+        self.__dict__.update(getattr(request, "__dict__", {}))
         self._request = request
+        self.lora_request = None
+        self.cache_salt = None
+        self.block_hashes: tuple[()] = ()
         self.num_tokens = request.num_prompt_tokens
         self.all_token_ids = request.all_token_ids[: self.num_tokens]
 

@@ -505,6 +505,13 @@ _REQUESTS = (
         lambda found: found.requests.output_tokens,
     ),
     Measure(
+        "draft_acceptance",
+        "share",
+        "Tokens that speculation proposed and that were accepted, of all that it proposed.",
+        "higher",
+        lambda found: found.requests.acceptance,
+    ),
+    Measure(
         "aborted",
         "requests",
         "Requests that were aborted.",
@@ -630,6 +637,9 @@ _OF_KEY: Mapping[str, Callable[[Share], float | None]] = {
     "evictions": lambda share: share.evicted_blocks,
     "requests": lambda share: share.ended,
     "output_tokens": lambda share: share.output_tokens,
+    "draft_acceptance": lambda share: (
+        share.accepted_tokens / share.draft_tokens if share.draft_tokens else None
+    ),
 }
 """The measures that there are of one key, too."""
 OF_KEY = tuple(_OF_KEY)

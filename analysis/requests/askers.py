@@ -28,6 +28,8 @@ COLUMNS = (
     "queue_sec",
     "first_token_sec",
     "preemptions",
+    "draft_tokens",
+    "accepted_tokens",
 )
 """Of requests.jsonl."""
 
@@ -57,6 +59,7 @@ class AskerTally:
                 "input_length",
                 "output_length",
                 "preemptions",
+                pl.col("draft_tokens", "accepted_tokens").fill_null(0),
                 "lora",
                 pl.col("tenant", "priority", "api_server").cast(pl.String),
                 queued="queue_sec",
@@ -80,6 +83,8 @@ _SCHEMA = {
     "input_length": pl.Int64,
     "output_length": pl.Int64,
     "preemptions": pl.Int64,
+    "draft_tokens": pl.Int64,
+    "accepted_tokens": pl.Int64,
     "lora": pl.String,
     "tenant": pl.String,
     "priority": pl.String,
@@ -95,8 +100,8 @@ class Askers:
     """``requests``: a row for each request that has ended, warm-up included.
 
     Columns: ``request`` (its number), ``engine``, ``request_id``, ``input_length`` and
-    ``output_length`` (tokens), ``preemptions``; ``lora``, ``tenant``, ``priority`` and
-    ``api_server`` as text; ``queued`` and ``first_token`` (seconds since its arrival); ``counts``
+    ``output_length`` (tokens), ``preemptions``, ``draft_tokens`` and ``accepted_tokens``; ``lora``,
+    ``tenant``, ``priority`` and ``api_server`` as text; ``queued`` and ``first_token`` (seconds since its arrival); ``counts``
     (it arrived after the warm-up). ``rules``: the user's labels.
     """
 

@@ -51,8 +51,9 @@ class Share:
     ``preempted``: preemptions of its requests. ``preempted_others``: resumed preemptions of other
     requests that made room for its.
 
-    Of the requests that ended: ``ended``, ``output_tokens``, and the seconds from arrival to
-    admission and to the first token, None where there is none.
+    Of the requests that ended: ``ended``, ``output_tokens``, ``draft_tokens`` that speculation
+    proposed and those of them that were accepted (``accepted_tokens``), and the seconds from
+    arrival to admission and to the first token, None where there is none.
     """
 
     key: str | None
@@ -72,6 +73,8 @@ class Share:
     preempted_others: int
     ended: int
     output_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
     queued_p50_sec: float | None
     queued_p95_sec: float | None
     first_token_p50_sec: float | None
@@ -152,7 +155,12 @@ def measure(
             *_WHO, evicted_blocks="blocks"
         ),
         ended.select(
-            *_WHO, ended=pl.lit(1), output_tokens="output_length", preempted="preemptions"
+            *_WHO,
+            "draft_tokens",
+            "accepted_tokens",
+            ended=pl.lit(1),
+            output_tokens="output_length",
+            preempted="preemptions",
         ),
         _without_row(preemptions - int(ended["preemptions"].sum())),
     ]
@@ -177,6 +185,8 @@ _COUNTS = (
     "preempted",
     "ended",
     "output_tokens",
+    "draft_tokens",
+    "accepted_tokens",
     "recomputed_for_it_tokens",
     "of_others_tokens",
     "preempted_others",

@@ -21,6 +21,8 @@ _COLUMNS = (
     "computed_tokens",
     "hit_tokens",
     "external_hit_tokens",
+    "draft_tokens",
+    "accepted_tokens",
 )
 
 
@@ -32,7 +34,9 @@ class Requests:
     ``aborted_computed_tokens``: tokens that aborted requests had in the KV cache, those that they
     had found there included; ``aborted_wasted_tokens``: without these, so tokens that were
     computed for nothing. ``preempted``: requests that were preempted; one of them
-    ``most_preemptions`` times, no other more often.
+    ``most_preemptions`` times, no other more often. ``draft_tokens``: that speculation proposed;
+    ``accepted_tokens``: those of them that were accepted; ``acceptance``: their share, from 0 to 1.
+    The last three are None where no request has any.
     """
 
     ended: int
@@ -44,6 +48,9 @@ class Requests:
     aborted_wasted_tokens: int
     preempted: int
     most_preemptions: int
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+    acceptance: float | None = None
 
 
 def measure(session: Session) -> Requests:
@@ -59,6 +66,7 @@ def measure(session: Session) -> Requests:
         batch.group_by(pl.col("finish_reason").fill_null("unknown")).agg(
             pl.len().cast(pl.Int64).alias("ended"),
             pl.col("input_length", "output_length", "computed_tokens").sum(),
+            pl.col("draft_tokens", "accepted_tokens").sum(),
             (pl.col("computed_tokens") - found).clip(0).sum().alias("wasted_tokens"),
             (preempted > 0).sum().cast(pl.Int64).alias("preempted"),
             preempted.max().fill_null(0).alias("most_preemptions"),
@@ -73,6 +81,7 @@ def measure(session: Session) -> Requests:
         .agg(pl.exclude("most_preemptions").sum(), pl.col("most_preemptions").max())
         .sort("ended", "finish_reason", descending=[True, False])
     )
+    drafted, accepted = (int(reasons[name].sum()) for name in ("draft_tokens", "accepted_tokens"))
     aborted = reasons.filter(pl.col("finish_reason") == ABORT)
     return Requests(
         ended=int(reasons["ended"].sum()),
@@ -84,4 +93,7 @@ def measure(session: Session) -> Requests:
         aborted_wasted_tokens=int(aborted["wasted_tokens"].sum()),
         preempted=int(reasons["preempted"].sum()),
         most_preemptions=max(reasons["most_preemptions"]),
+        draft_tokens=drafted or None,
+        accepted_tokens=accepted if drafted else None,
+        acceptance=accepted / drafted if drafted else None,
     )

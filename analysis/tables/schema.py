@@ -400,6 +400,8 @@ _ALL = (
             "priority": _NUMBER,
             "api_server": _NUMBER,
             "bare_hash_ids": _IDS,
+            "draft_tokens": _COUNT,
+            "accepted_tokens": _COUNT,
         },
         (),
         time="timestamp",

@@ -16,11 +16,11 @@ from profilemate.collector.lookups import Lookups, OpenRow
 from profilemate.collector.owners import NOBODY, SETTLED, Parts, settle
 from profilemate.collector.pauses import Pauses
 from profilemate.collector.regrets import Regrets
-from profilemate.collector.requests import Finish, Request, parse_request
+from profilemate.collector.requests import Finish, Request, count_drafts, parse_request
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
-from profilemate.format.events import PARTS, REASONS, Op
+from profilemate.format.events import PARTS, REASONS, More, Op
 
 _REQUEST, _MOVE = int(Op.REQUEST), int(Op.MOVE)
 _STEP, _REPEAT = int(Op.STEP), int(Op.REPEAT)
@@ -405,6 +405,10 @@ class Engine:
     def _move(self, time: int, pool: int, source: int, target: int) -> None:
         self._pools[pool].move(source, target)
 
+    def _more(self, time: int, kind: int, blob: bytes) -> None:
+        if kind == More.DRAFTS:
+            count_drafts(self._requests, blob)
+
     def _lookup(self, time: int, number: int, query: int, hit: int, skipped: int) -> None:
         if hit > query:
             raise ImpossibleError(f"a lookup of {query:,} tokens found {hit:,}")
@@ -570,6 +574,7 @@ def _ignore(engine: Engine, *event: Any) -> None:
 
 
 _HANDLERS: dict[int, Callable[..., None]] = {
+    Op.MORE: Engine._more,
     Op.ALLOCATE: Engine._allocate,
     Op.REUSE: Engine._reuse,
     Op.FREE: Engine._free,

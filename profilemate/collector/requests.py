@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -64,6 +64,9 @@ class Request:
     bare_ids: list[str] | None = None
     """Bare content ids of the prompt's full blocks, empty for a request without salt and adapter.
     None: not known."""
+    draft_tokens: int | None = None
+    """Tokens that speculation proposed. None: there was none, or it is not known."""
+    accepted_tokens: int | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -169,6 +172,31 @@ def parse_request(
     return request
 
 
+def count_drafts(requests: Mapping[int, Request], blob: bytes) -> None:
+    """Note what speculation brought a request that ends, as ``More.DRAFTS`` says.
+
+    Raises:
+        ImpossibleError: no engine can have counted this.
+
+    """
+    values = _from_json(blob.decode())
+    is_sound = (
+        isinstance(values, list)
+        and len(values) == len(("number", "drafted", "accepted"))
+        and all(type(value) is int for value in values)
+        and 0 <= values[2] <= values[1] <= MOST_DRAFTS
+        and values[0] in requests
+    )
+    if not is_sound:
+        raise ImpossibleError("drafts that are not counted as such")
+    number, drafted, accepted = values
+    requests[number].draft_tokens, requests[number].accepted_tokens = drafted, accepted
+
+
+MOST_DRAFTS = 1 << 31
+"""No request gets more."""
+
+
 def prefix_ids(request: Request, prompt_tokens: int, unit: int, prompt_ids: list[str]) -> list[str]:
     """One id for each of the prompt's ``prefix_lengths``.
 
@@ -257,7 +285,9 @@ def row(
         f'"finish_reason":{_json(finish.reason)},"prefix_ids":[{",".join(prefixes)}],'
         f'"lora":{_json(request.lora)},"tenant":{_json(request.tenant)},'
         f'"priority":{_json(request.priority)},"computed_tokens":{finish.computed_tokens},'
-        f'"api_server":{request.api_server},"bare_hash_ids":{bare}}}'
+        f'"api_server":{request.api_server},"bare_hash_ids":{bare},'
+        f'"draft_tokens":{_json(request.draft_tokens)},'
+        f'"accepted_tokens":{_json(request.accepted_tokens)}}}'
     )
 
 

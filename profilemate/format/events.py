@@ -131,6 +131,9 @@ class More(IntEnum):
     """Pairs of experts that were chosen together, since the worker began: tokens that were routed;
     for each pair a list: layer, expert, expert, tokens that went to both, tokens expected there by
     chance, tokens of the one and of the other."""
+    DRAFTS = 3
+    """What speculation brought a request that ends: request, tokens that were proposed, those of
+    them that were accepted."""
 
 
 PARTS = {

@@ -228,7 +228,9 @@ class TestMeasures:
 
     def test_every_one_has_a_value_of_every_key(self, session: SessionBuilder) -> None:
         two_adapters(session)
+        asked(session, "5", 5, [9], draft_tokens=8, accepted_tokens=2)
         found = summary_of(session)
+        assert found.requests.acceptance == 0.25
         for name in measures.OF_KEY:
             measure = measures.by_name(f"{name}{{engine=0}}")
             assert measure.of(found) == measures.by_name(name).of(found)

@@ -6,15 +6,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import analysis
+from analysis.judgement import measures
 from analysis.renderers.text import by_whom as text
 from analysis.renderers.text import summary as whole
 from analysis.requests.by_whom import Share, Split
 from analysis.summary import Summary
+from profilemate.hooks.kv import drafts
 from tests.situations.bench import Bench, Engine
+from tests.situations.test_engines import ngram, speculate
 from tests.support.scheduler import tokens
 
 SYSTEM = tokens(1, 256)
@@ -263,6 +267,76 @@ def test_a_request_that_has_not_ended_is_not_known(bench: Bench) -> None:
     assert "not known" in text.render(found, by_salt)
 
 
+def test_drafts_are_counted_as_vllm_counts_them(bench: Bench) -> None:
+    """In three steps of ``first`` (test_engines.py): 3 drafts of which 1 is accepted, 3 of which 3
+    are. ``padded`` has three drafts that only fill its step up, and none is accepted."""
+    engine = bench.engine(40, speculative_config=ngram(3))
+    counted = vllms_drafts(engine)
+    engine.add(bench.request("first", tokens(1, 28), 7, priority=1))
+    for accepted in (0, 1, 3):
+        speculate(engine, "first", accepted)
+    prompt = tokens(2, 49)
+    engine.run(bench.request("whole", prompt, 1))
+    engine.run(bench.request("padded", prompt, 1))
+    engine.add(bench.request("gone", tokens(3, 40), 9))
+    speculate(engine, "gone", 0)
+    engine.abort("gone")
+    tables = engine.end()
+
+    rows = tables.requests()
+    said = {name: (row["draft_tokens"], row["accepted_tokens"]) for name, row in rows.items()}
+    assert said == {"first": (6, 4), "whole": (0, 0), "padded": (3, 0), "gone": (0, 0)}
+    assert counted == [9, 4]
+    found = analysis.summarize(analysis.open_session(tables.folder))
+    assert (found.requests.draft_tokens, found.requests.accepted_tokens) == (9, 4)
+    by_priority = shares(found, "priority")
+    assert (by_priority["1"].draft_tokens, by_priority["1"].accepted_tokens) == (6, 4)
+    assert (by_priority["0"].draft_tokens, by_priority["0"].accepted_tokens) == (3, 0)
+    assert measures.by_name("draft_acceptance{priority=1}").of(found) == pytest.approx(4 / 6)
+    assert re.search(r"Drafts accepted +4 \(44.44 %\)  of 9 tokens", whole.render(found))
+
+
+def vllms_drafts(engine: Engine) -> list[int]:
+    """Drafts, and accepted ones, as vLLM counts them for its metrics from now on."""
+    counted = [0, 0]
+    count = engine.scheduler.make_spec_decoding_stats
+
+    def counting(*arguments: Any, **named: Any) -> Any:
+        counted[0] += named["num_draft_tokens"]
+        counted[1] += named["num_accepted_tokens"]
+        return count(*arguments, **named)
+
+    engine.scheduler.make_spec_decoding_stats = counting
+    return counted
+
+
+def test_without_speculation_there_are_no_drafts(bench: Bench) -> None:
+    engine = bench.engine(20)
+    engine.run(bench.request("r", tokens(1, 28), 2))
+    tables = engine.end()
+    row = tables.requests()["r"]
+    assert (row["draft_tokens"], row["accepted_tokens"]) == (None, None)
+    found = analysis.summarize(analysis.open_session(tables.folder))
+    assert found.requests.acceptance is None
+    assert "Drafts" not in whole.render(found)
+
+
+def test_a_release_that_tells_drafts_in_another_way_loses_them_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise AttributeError("no scheduled_spec_decode_tokens")
+
+    monkeypatch.setattr(drafts, "_count", fails)
+    engine = bench.engine(20, speculative_config=ngram(3))
+    engine.run(bench.request("r", tokens(1, 28), 4))
+    tables = engine.end()
+    row = tables.requests()["r"]
+    assert (row["draft_tokens"], row["accepted_tokens"]) == (None, None)
+    assert (row["output_length"], row["num_blocks"]) == (4, 2)
+    assert tables.metadata["complete"] is True
+
+
 def everything(bench: Bench) -> Engine:
     """A small pool, all kinds of keys, shared beginnings, preemptions, and one that runs on."""
     from vllm.lora.request import LoRARequest
@@ -325,3 +399,4 @@ def check_sums(found: Summary, parts: Iterable[Share]) -> None:
     assert total(lambda share: share.preempted) == found.preemptions.count
     assert total(lambda share: share.ended) == found.requests.ended
     assert total(lambda share: share.output_tokens) == found.requests.output_tokens
+    assert total(lambda share: share.draft_tokens) == (found.requests.draft_tokens or 0)

@@ -18,6 +18,7 @@ from profilemate.format.events import (
     PREEMPTED_BEFORE,
     PREFIX_BYTES,
     REASONS,
+    More,
     Op,
     prefix_lengths,
 )
@@ -44,6 +45,8 @@ class Requests:
     ``looked_up`` has the numbers of the requests that were looked up in this step.
     ``forgotten_by_steps``: the hooks of a request's end are lost, so the steps' outputs say which
     requests have ended. ``next_number`` is that of the next request.
+    ``drafts`` has by number the tokens that speculation proposed, and those that were accepted;
+    None where there is no speculation, or it is not known.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Requests:
         self.forgotten_by_steps = False
         self.next_number = next_number
         self.looked_up: set[int] = set()
+        self.drafts: dict[int, list[int]] | None = None
         self._reasons: dict[int, int] = {}
         statuses = sys.modules["vllm.v1.request"].RequestStatus
         self.running = int(statuses.RUNNING)
@@ -125,6 +129,9 @@ class Requests:
         reason = self._reasons.get(request.status)
         if reason is None:
             reason = self._reasons[request.status] = _reason(request)
+        if self.drafts is not None:
+            values = (number, *self.drafts.pop(number, (0, 0)))
+            self._keep((encode.more, Op.MORE, now, More.DRAFTS, values))
         has_hashes = self.hashes_on_finish or reason == _ABORT
         hashes = list(self._hashes_of(request)) if has_hashes else ()
         numbers = (

@@ -12,7 +12,7 @@ from profilemate import config
 from profilemate.format.errors import SessionError
 from profilemate.hooks import targets
 from profilemate.hooks.instances import reference
-from profilemate.hooks.kv import block_pool, facts, kv_cache_manager, steps
+from profilemate.hooks.kv import block_pool, drafts, facts, kv_cache_manager, steps
 from profilemate.hooks.kv.bare import hashers
 from profilemate.hooks.kv.engine_parts import EngineParts
 from profilemate.hooks.kv.pausing import Pausing
@@ -110,6 +110,7 @@ def _attach(
                 tabled=tabled,
                 evicts_directly=facts.has_mamba(scheduler),
             )
+    drafts.watch(scheduler, recorder, requests)
     forget_prefill = recorded_steps.forget_prefill
     with parts.frees.attaching():
         kv_cache_manager.watch_frees(

@@ -10,7 +10,7 @@ from analysis.requests.admission import Admission
 from analysis.requests.fan_out import FanOut
 from analysis.requests.requests import Requests
 from analysis.summary import Summary
-from analysis.wording.formats import counted, with_details
+from analysis.wording.formats import counted, share, with_details
 from analysis.wording.printable import abridged
 
 
@@ -20,6 +20,10 @@ def lines(summary: Summary) -> Iterator[Line]:
     if requests.ended:
         tokens = f"{requests.input_tokens:,} in, {requests.output_tokens:,} out"
         yield from row("Tokens", tokens)
+    if requests.draft_tokens:
+        of_all = f"of {requests.draft_tokens:,} tokens that speculation proposed"
+        accepted = f"{requests.accepted_tokens:,} ({share(requests.acceptance)})"
+        yield from row("Drafts accepted", accepted, of_all)
     yield from _fan_out(summary.by_whom.fan_out)
     steps = f"in {preemptions.steps:,} steps"
     if requests.preempted:

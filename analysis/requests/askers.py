@@ -101,8 +101,8 @@ class Askers:
 
     Columns: ``request`` (its number), ``engine``, ``request_id``, ``input_length`` and
     ``output_length`` (tokens), ``preemptions``, ``draft_tokens`` and ``accepted_tokens``; ``lora``,
-    ``tenant``, ``priority`` and ``api_server`` as text; ``queued`` and ``first_token`` (seconds since its arrival); ``counts``
-    (it arrived after the warm-up). ``rules``: the user's labels.
+    ``tenant``, ``priority`` and ``api_server`` as text; ``queued`` and ``first_token`` (seconds
+    since its arrival); ``counts`` (it arrived after the warm-up). ``rules``: the user's labels.
     """
 
     requests: pl.DataFrame

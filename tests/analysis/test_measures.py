@@ -162,6 +162,12 @@ def on_a_gpu(session: SessionBuilder) -> None:
     session.rows("gpu_memory.csv", *({**sample, "used_bytes": used} for used in (70, 75, 60)))
 
 
+def speculating(session: SessionBuilder) -> None:
+    """Two requests with drafts, and one of a release that did not record them."""
+    drafts = ({"draft_tokens": 4, "accepted_tokens": 3}, {"draft_tokens": 6, "accepted_tokens": 1})
+    session.requests(*drafts, {})
+
+
 STORIES = {
     known: FIGURES,
     waiting: {"waiting": 4, "waiting_most": 2, "waiting_for_blocks": 2},
@@ -180,6 +186,8 @@ STORIES = {
         "preemption_tax": 47 / 235,
         "preemption_lost": 3.5,
     },
+    # 3 and 1 of 4 and 6 drafts.
+    speculating: {"draft_acceptance": 4 / 10},
     on_a_gpu: {
         "graph_coverage": 18 / 20,
         "graphed_tokens": 88 / 128,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from profilemate import collector
 from profilemate.collector.follower import Follower
-from profilemate.format.events import FRAME, Op
+from profilemate.format.events import FRAME, More, Op
 from profilemate.format.journal import MAGIC, Kind, frame
 from profilemate.record import encode
 from tests.collector.journals import (
@@ -392,6 +392,12 @@ IMPOSSIBLE: dict[str, Callable[[EngineJournal], None]] = {
     "found 17": lambda j: (_request(j, 0, ["a", 16]), _numbers(j, Op.LOOKUP, 0, 16, 17, 0))[0],
     "came after 0 others": lambda j: _request(j, 1, ["a", 16]),
     "is not described as one": lambda j: _request(j, 0, ["a", "16"]),
+    "request 0 is not described as one": lambda j: _request(j, 0, ["a", 16, 0, None, 7, 0, -1]),
+    "0 is not described as one": lambda j: _request(j, 0, ["a", 16, 0, None, 7, 0, 0, 1]),
+    "drafts that are not counted as such": lambda j: (
+        _request(j, 0, ["a", 16]),
+        j.keep((encode.more, Op.MORE, j.at(1_500), More.DRAFTS, [0, 1, 2])),
+    )[1],
     "is not described": lambda j: _request(j, 0, {"a": 16}),
     "a prompt of": lambda j: _request(j, 0, ["a", 1 << 40]),
     "4,000,000,001 tokens": lambda j: (

@@ -5,7 +5,7 @@ vLLM's real scheduler gets the trace's requests in their own lengths and at thei
 and over with other contents, for a day of the trace's time. That passes as fast as steps can be
 taken; --minutes ends it early, and the result says how many hours it was. All is recorded, with
 VLLM_PROFILING_KEEP. Meanwhile the session's size on disk and the memory of both processes are
-looked at twice a second. At the end the figures of totals.json are compared with counts taken
+looked at, 20 times a second and twice a second. At the end the figures of totals.json are compared with counts taken
 inside the block pool, beneath the hooks.
 
 TRACE is a file of JSON lines as Mooncake's FAST25 traces, which are not part of this repository.
@@ -34,7 +34,10 @@ from benchmarks.result import BenchmarkError, Result, Target
 from profilemate.collector.rotation import SEGMENT_BYTES, SEGMENTS_KEPT
 from profilemate.format.keep import read_keep
 
-LOOK_SEC = 0.5
+LOOK_SEC = 0.05
+"""How often the session's size is looked at."""
+PROCESSES_SEC = 0.5
+"""How often the collector is."""
 MEMORY = Target(80)
 
 COUNTED = {
@@ -145,9 +148,13 @@ def driven(base: Path, options: Options, watched: Watched) -> Iterator[dict[str,
 
 def watch(base: Path, watched: Watched, done: threading.Event) -> None:
     """Look at the session's size and at the collector until it is ``done``."""
+    next_processes = 0.0
     while not done.wait(LOOK_SEC):
         for session in base.glob("session_*"):
             watched.disk_bytes = max(watched.disk_bytes, size_of(session))
+            if time.monotonic() < next_processes:
+                continue
+            next_processes = time.monotonic() + PROCESSES_SEC
             for segment in (session / "segments").glob("[0-9]*"):
                 watched.segment_bytes = max(watched.segment_bytes, size_of(segment))
             for process in of_session(session):
@@ -158,7 +165,8 @@ def watch(base: Path, watched: Watched, done: threading.Event) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder, however deep."""
+    """Bytes of the files in a folder, however deep: each file's length, or the room that it has on
+    the disk, where that is more."""
     total, folders = 0, [os.fspath(folder)]
     while folders:
         # What goes this very moment does not count.
@@ -168,7 +176,8 @@ def size_of(folder: Path) -> int:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
                     else:
-                        total += entry.stat(follow_symlinks=False).st_size
+                        info = entry.stat(follow_symlinks=False)
+                        total += max(info.st_size, 512 * info.st_blocks)
     return total
 
 

@@ -41,6 +41,9 @@ the same whenever they are made. One counts as written this long after its time.
 FULL_SEC = 1.0
 """The pause where the disk is full."""
 
+PACKING_SEC = 0.02
+"""The pause where a segment has to be packed before more can be read."""
+
 FIRST_SEC = 60.0
 """Who starts a collector has made a journal. Where none comes for so long, it was deleted."""
 
@@ -143,14 +146,16 @@ class _Work:
         alive = follower.alive
         if not follower.producers:
             alive = time.monotonic() - self._began < FIRST_SEC
-        read = follower.read()
+        waits = self._rotation.must_wait
+        read = 0 if waits else follower.read()
         follower.sample()
         until = time.monotonic_ns() - MERGE_NS
         unread = follower.unread_since
         until = until if unread is None else min(until, unread)
         first = self._apply(until)
-        follower.lags(0 if first is None else time.monotonic_ns() - first)
-        self._late_sec = follower.last_lag_ns / 1e9
+        if first is not None or not waits:
+            follower.lags(0 if first is None else time.monotonic_ns() - first)
+            self._late_sec = follower.last_lag_ns / 1e9
         if not self._folder.has_folder(session.JOURNAL_FOLDER):
             _end_without_journals(follower)
         self._rotation.turn(until)
@@ -165,7 +170,9 @@ class _Work:
         elif time.monotonic() >= self._next_totals:
             follower.write_totals(ended=False)
             self._next_totals = time.monotonic() + TOTALS_SEC
-        if not alive and not read and self._may_end() and follower.retire():
+        if waits:
+            time.sleep(PACKING_SEC)
+        elif not alive and not read and self._may_end() and follower.retire():
             self.is_done = True
         elif read < BACKLOG_BYTES:
             time.sleep(POLL_SEC)

@@ -329,6 +329,10 @@ class Follower:
         names = [name for name in self.journals.names() if parse_name(name)]
         return sum(info.st_size for info in map(self.journals.stat, names) if info is not None)
 
+    def session_size(self) -> int:
+        """Bytes that the session takes on the disk."""
+        return self.folder.size() + self.journals.size() + self.segments.size()
+
     @property
     def alive(self) -> bool:
         """Whether any producer may still write."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 
@@ -25,6 +26,12 @@ JOURNAL_BYTES = 4 << 20
 """A segment ends when so much has been read of the journals, which a collector that dies has to
 read again."""
 
+LOOK_SEC = 0.5
+"""How often the size of the session is measured, where tables do not grow fast."""
+
+LOOKS = 16
+"""The size is measured so often while the open tables grow by a segment."""
+
 RETRY_SEC = 10.0
 """How long to wait where a segment could not be closed."""
 
@@ -42,7 +49,23 @@ class Rotation:
         self._began = time.monotonic()
         self._read_before = follower.position
         self._next_try = 0.0
+        self._next_look = 0.0
+        self._rows_before = 0
+        self._most = self._most_bytes(0)
         self.is_held = False
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether no more may be read of the journals, as the open segment is full and the one
+        before it is still being packed. Of journals there are ten times fewer bytes than of rows,
+        so what waits, waits there. Nothing waits for a segment that cannot be closed."""
+        segments = self._segments
+        return (
+            self._most < math.inf
+            and segments.is_closing
+            and segments.problem is None
+            and self._is_full
+        )
 
     def turn(self, applied_ns: int) -> None:
         """Do what is due. All episodes up to ``applied_ns`` have been applied, and no later one.
@@ -54,8 +77,10 @@ class Rotation:
 
         """
         segments, now = self._segments, time.monotonic()
-        if segments.poll():
+        has_closed = segments.poll()
+        if has_closed:
             self._follower.drop_read_journals()
+        if has_closed or self._may_be_over(now):
             self.remove_old()
         if now < self._next_try:
             return
@@ -90,15 +115,25 @@ class Rotation:
         """Remove the oldest segments beyond what is to be kept. The last one always stays: it has
         the state from which everything goes on."""
         segments, keep = self._segments, self._keep
+        self._next_look = time.monotonic() + LOOK_SEC
+        self._rows_before = self._follower.tables.bytes_written
+        size = self._follower.session_size() if keep.most_bytes is not None or keep.of_free else 0
+        self._most = self._most_bytes(size)
         if self.is_held:
             return
         oldest = -1.0
         if keep.most_sec is not None:
             oldest = self._follower.seconds(time.monotonic_ns()) - keep.most_sec
         while len(segments.closed) > 1 and (
-            segments.closed[0].end_sec < oldest or self._size() > self._most_bytes()
+            segments.closed[0].end_sec < oldest or size > self._most
         ):
+            size -= segments.closed[0].size
             segments.remove_first()
+
+    def _may_be_over(self, now: float) -> bool:
+        """Whether the session may have grown by more than may go unnoticed."""
+        rows = self._follower.tables.bytes_written - self._rows_before
+        return now >= self._next_look or rows >= self._segment_bytes / LOOKS
 
     def _is_due(self, now: float) -> bool:
         tables = self._follower.tables
@@ -107,19 +142,22 @@ class Rotation:
         return (
             now - self._began >= SEGMENT_SEC
             or self._follower.position - self._read_before >= JOURNAL_BYTES
-            or (tables.open_bytes >= LEAST_BYTES and tables.open_bytes >= self._segment_bytes())
+            or self._is_full
         )
 
+    @property
+    def _is_full(self) -> bool:
+        return self._follower.tables.open_bytes >= self._segment_bytes
+
+    @property
     def _segment_bytes(self) -> float:
-        return min(SEGMENT_BYTES, self._most_bytes() / SEGMENTS_KEPT)
+        """Of the tables of a segment, before they are packed."""
+        return max(LEAST_BYTES, min(SEGMENT_BYTES, self._most / SEGMENTS_KEPT))
 
-    def _size(self) -> int:
-        follower = self._follower
-        return self._segments.size + follower.tables.open_bytes + follower.size
-
-    def _most_bytes(self) -> float:
-        most = float("inf") if self._keep.most_bytes is None else self._keep.most_bytes
+    def _most_bytes(self, size: int) -> float:
+        """What the session may take. ``size``: what it takes now."""
+        most = math.inf if self._keep.most_bytes is None else self._keep.most_bytes
         if self._keep.of_free:
             disk = os.fstatvfs(self._follower.folder.fd)
-            most = min(most, (disk.f_bavail * disk.f_frsize + self._size()) / OF_FREE)
+            most = min(most, (disk.f_bavail * disk.f_frsize + size) / OF_FREE)
         return most

@@ -50,9 +50,9 @@ _PART_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Closed:
-    """A closed segment: when it begins and ends, in seconds of the session, and the bytes of its
-    files. ``plain_bytes`` are those of its rows before compression, ``before_bytes`` the same of
-    all segments before it."""
+    """A closed segment: when it begins and ends, in seconds of the session, and the bytes that its
+    files take, without the state at its end. ``plain_bytes`` are those of its rows before
+    compression, ``before_bytes`` the same of all segments before it."""
 
     number: int
     begin_sec: float
@@ -75,7 +75,7 @@ class Segments:
         self._opening: Mapping[str, Sequence[str]] = {}
         self._thread: threading.Thread | None = None
         self._is_done = False
-        self._closing_bytes = 0
+        self._result: Closed | None = None
         self._again: Callable[[], None] | None = None
 
     @property
@@ -83,10 +83,18 @@ class Segments:
         """The open segment's."""
         return self.closed[-1].number + 1 if self.closed else 1
 
-    @property
     def size(self) -> int:
-        """Bytes of all closed segments, and of the one that is being closed."""
-        return sum(each.size for each in self.closed) + self._closing_bytes
+        """Bytes that all segments take: the closed ones, and all there is of the one that is being
+        closed."""
+        # The last one has the state, and what is being closed grows.
+        settled = {folder_name(each.number): each.size for each in self.closed[:-1]}
+        total = sum(settled.values())
+        with contextlib.suppress(FileNotFoundError), self._session.folder(SEGMENTS_FOLDER) as here:
+            for name in here.names():
+                if name not in settled and here.has_folder(name):
+                    with contextlib.suppress(FileNotFoundError), here.folder(name) as folder:
+                        total += folder.size()
+        return total
 
     @property
     def is_closing(self) -> bool:
@@ -109,7 +117,8 @@ class Segments:
                 saved = _checkpoint(here, numbers[-1])
             except (OSError, ValueError, LookupError, TypeError) as error:
                 raise SessionError(f"{here.path} cannot be read: {error}") from None
-            self.closed = [_closed(index) for index in indexes]
+            sizes = [_size_of(here, number) for number in numbers]
+            self.closed = [_closed(*each) for each in zip(indexes, sizes, strict=True)]
             self._opening = saved["opening"]
             state: dict[str, Any] = saved["state"]
             return state
@@ -156,9 +165,7 @@ class Segments:
             if not here.has_folder(name):
                 here.make_folder(name)
             with here.folder(name) as closing:
-                size = tables.open_bytes
                 tables.cut(closing)
-                self._closing_bytes = size
         index = {
             "format_version": FORMAT_VERSION,
             "segment": number,
@@ -174,12 +181,11 @@ class Segments:
     ) -> None:
         def work() -> None:
             try:
-                closed = _close(self._session, index, checkpoint, opening)
+                self._result = _close(self._session, index, checkpoint, opening)
             except Exception as error:
                 self.problem = f"segment {index['segment']} cannot be closed: {error}"
             else:
                 self.problem = None
-                self.closed = [*self.closed, closed]
             self._is_done = True
 
         self._again = partial(self._close_in_thread, index, checkpoint, opening)
@@ -192,10 +198,11 @@ class Segments:
         if self._thread is None or not self._is_done:
             return False
         self._thread.join()
-        if self.problem is not None:
+        if self.problem is not None or self._result is None:
             return False
-        self._thread = None
-        self._closing_bytes = 0
+        # Not in the thread: the oldest ones may be removed meanwhile.
+        self.closed = [*self.closed, self._result]
+        self._thread = self._result = None
         return True
 
     def retry(self) -> None:
@@ -220,14 +227,16 @@ class Segments:
                 last.remove(CHECKPOINT_FILE)
 
     def remove_first(self) -> None:
-        """Remove the oldest segment."""
+        """Remove the oldest segment, and what is left of one that could not be removed as a
+        whole."""
         first, *rest = self.closed
         with self._session.folder(SEGMENTS_FOLDER) as here:
             name = folder_name(first.number)
-            gone = f"{_GONE}{name}"
-            here.rename(name, gone)
+            here.rename(name, f"{_GONE}{name}")
             self.closed = rest
-            here.remove_folder(gone)
+            for gone in here.names():
+                if gone.startswith(_GONE):
+                    here.remove_folder(gone)
 
 
 def rows_being_closed(session: Folder, table: str) -> int:
@@ -267,9 +276,14 @@ def _checkpoint(here: Folder, number: int) -> dict[str, Any]:
     return saved
 
 
-def _closed(index: Mapping[str, Any]) -> Closed:
+def _size_of(here: Folder, number: int) -> int:
+    """Bytes that a segment's files take, without the state at its end."""
+    with here.folder(folder_name(number)) as folder:
+        return folder.size(without=CHECKPOINT_FILE)
+
+
+def _closed(index: Mapping[str, Any], size: int) -> Closed:
     tables = index["tables"].items()
-    size = sum(each["bytes"] for _, each in tables)
     # Opening rows repeat what earlier segments have.
     rows = (each for name, each in tables if not name.startswith(OPENING_PREFIX))
     plain = sum(each["plain_bytes"] for each in rows)
@@ -314,14 +328,13 @@ def _close(
         if not here.has_folder(name):
             _pack(here, index, checkpoint, opening)
         os.fsync(here.fd)
-        for leftover in here.names():
-            if leftover == closing_name or leftover.startswith(_GONE):
-                here.remove_folder(leftover)
+        if here.has_folder(closing_name):
+            here.remove_folder(closing_name)
         before = folder_name(number - 1)
         if here.has_folder(before):
             with here.folder(before) as folder:
                 folder.remove(CHECKPOINT_FILE)
-        return _closed(_index(here, number))
+        return _closed(_index(here, number), _size_of(here, number))
 
 
 def _pack(

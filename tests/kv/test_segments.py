@@ -328,7 +328,7 @@ def test_what_is_kept(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> 
             keep.remove_old()
             sizes.append(follower.segments.closed[-1].size)
         assert len(follower.segments.closed) == count - 1
-        most = sum(sizes[-3:]) + follower.tables.open_bytes + follower.size
+        most = follower.session_size() - sum(sizes[:-3])
         keep = Rotation(follower, Keep(most, None))
         keep.remove_old()
         left = sorted(path.name for path in (session / "segments").iterdir())

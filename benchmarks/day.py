@@ -4,9 +4,9 @@
 vLLM's real scheduler gets the trace's requests in their own lengths and at their own times, over
 and over with other contents, for a day of the trace's time. That passes as fast as steps can be
 taken; --minutes ends it early, and the result says how many hours it was. All is recorded, with
-VLLM_PROFILING_KEEP. Meanwhile the session's size on disk and the memory of both processes are
-looked at, 20 times a second and twice a second. At the end the figures of totals.json are compared with counts taken
-inside the block pool, beneath the hooks.
+VLLM_PROFILING_KEEP. Meanwhile the session's size on disk is looked at 20 times a second, and the
+memory of both processes twice a second. At the end the figures of totals.json are compared with
+counts taken inside the block pool, beneath the hooks.
 
 TRACE is a file of JSON lines as Mooncake's FAST25 traces, which are not part of this repository.
 """
@@ -151,7 +151,9 @@ def watch(base: Path, watched: Watched, done: threading.Event) -> None:
     next_processes = 0.0
     while not done.wait(LOOK_SEC):
         for session in base.glob("session_*"):
-            watched.disk_bytes = max(watched.disk_bytes, size_of(session))
+            # What moves while it is looked at counts twice, but not at two looks in a row.
+            size = min(size_of(session), size_of(session))
+            watched.disk_bytes = max(watched.disk_bytes, size)
             if time.monotonic() < next_processes:
                 continue
             next_processes = time.monotonic() + PROCESSES_SEC

@@ -61,14 +61,15 @@ class LiveOptions:
 def live(options: LiveOptions) -> int:
     """Watch a session while vLLM runs.
 
-    Shows blocks, hit rate, evictions, waiting requests, who holds blocks, graphs, GPU memory and
-    what recording costs: now, of the last 10 s, of the last minute and of the run.
+    Shows blocks, hit rate, evictions, waiting requests, who holds blocks, which prefixes are found
+    most, graphs, GPU memory and what recording costs: now, of the last 10 s, of the last minute and
+    of the run.
 
     It reads a few kilobytes of the session's folder a second, and adds nothing to vLLM.
 
     \b
-    Keys: o sort engines, h sort holders, p pause, n next session, s snapshot,
-    q quit.
+    Keys: o sort engines, h sort holders, f sort prefixes, p pause, n next session,
+    s snapshot, q quit.
 
     \b
     Examples:

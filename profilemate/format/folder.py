@@ -78,7 +78,9 @@ class Folder:
         length, or the room that it has on the disk, where that is more. Files that go meanwhile do
         not count."""
         infos = (self.stat(name) for name in self.names() if name != without)
-        return sum(max(i.st_size, 512 * i.st_blocks) for i in infos if i and stat.S_ISREG(i.st_mode))
+        return sum(
+            max(i.st_size, 512 * i.st_blocks) for i in infos if i and stat.S_ISREG(i.st_mode)
+        )
 
     def stat(self, name: str) -> os.stat_result | None:
         """What is known of the entry, or of the link that it is; None where there is none."""

@@ -17,7 +17,7 @@ from textual.strip import Strip
 from textual.widgets import Footer, Static
 
 from profilemate.live.snapshots import Snapshot
-from profilemate.live.text import HOLDERS_BY, ORDERS, How, draw
+from profilemate.live.text import HOLDERS_BY, ORDERS, PREFIXES_BY, How, draw
 from profilemate.live.watching import View, Watcher
 
 _POLL_SEC = 0.25
@@ -75,6 +75,7 @@ class LiveApp(App[None]):
         Binding("n", "next", "Next"),
         Binding("o", "order", "Sort"),
         Binding("h", "holders", "Holders"),
+        Binding("f", "prefixes", "Prefixes"),
         Binding("s", "snapshot", "Snapshot"),
     ]
 
@@ -87,6 +88,7 @@ class LiveApp(App[None]):
         self._is_paused = False
         self._order = 0
         self._holders = 0
+        self._prefixes = 0
         self._snapshot: Snapshot | None = None
         self._said = ""
         self._status = ""
@@ -136,6 +138,11 @@ class LiveApp(App[None]):
         self._holders = (self._holders + 1) % len(HOLDERS_BY)
         self._draw()
 
+    def action_prefixes(self) -> None:
+        """Sort the hottest prefixes by another figure."""
+        self._prefixes = (self._prefixes + 1) % len(PREFIXES_BY)
+        self._draw()
+
     def action_snapshot(self) -> None:
         """Take a snapshot of the session that is shown."""
         if self._snapshot is None:
@@ -161,6 +168,8 @@ class LiveApp(App[None]):
             order=list(ORDERS)[self._order],
             holders_by=list(HOLDERS_BY)[self._holders],
             holders=5 if self.size.height < 40 else 10,
+            prefixes_by=list(PREFIXES_BY)[self._prefixes],
+            prefixes=5 if self.size.height < 40 else 10,
         )
         frame.show(draw(self._views[self._shown], how))
 
@@ -169,6 +178,7 @@ class LiveApp(App[None]):
             f"session {self._shown + 1} of {len(self._watchers)}",
             f"engines by {list(ORDERS)[self._order]}",
             f"holders by {list(HOLDERS_BY)[self._holders]}",
+            f"prefixes by {list(PREFIXES_BY)[self._prefixes]}",
         ]
         if self._is_paused:
             parts.insert(0, "PAUSED")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from analysis.tables.files import opened
 from analysis.tables.schema import LONGEST_SEC, TABLES
+from profilemate.format.segments import CLOSING_PREFIX
 
 Row = Mapping[str, str]
 
@@ -78,7 +79,8 @@ class Tail:
 
     ``gap``: lines before those of the last call were not read. That is so the first time where the
     table is longer than ``FIRST_BYTES`` or begins after a cut, and later where more than
-    ``MORE_BYTES`` have come. The file is held open, so what came before a cut is read to its end.
+    ``MORE_BYTES`` have come, or the tables were cut more than once. The file is held open, so what
+    came before a cut is read to its end.
     """
 
     def __init__(self, session: Path, table: str, *, first_bytes: int = FIRST_BYTES) -> None:
@@ -88,20 +90,37 @@ class Tail:
         self._fd: int | None = None
         self._at = 0
         self._half = b""
+        self._cut = 0
+        """The last segment that was cut when the file was opened."""
         self.gap = False
 
     def new_lines(self) -> list[bytes]:
         """The whole lines since the last call, without a header."""
         is_first, self.gap = self._fd is None, False
         if is_first and not self._open():
+            self.gap = _last_cut(self._session) > 0
             return []
         lines = self._read(is_first=is_first)
         if is_first:
-            self.gap = self.gap or _was_cut(self._session)
-        elif not self._is_current() and self._open():
-            lines += self._read(is_first=True)
+            self.gap = self.gap or self._cut > 0
+        elif not self._is_current():
+            lines = self._and_of_next(lines)
         self._limit = MORE_BYTES
         return lines
+
+    def _and_of_next(self, lines: list[bytes]) -> list[bytes]:
+        """These, which end a file, and those of the file that is the table now."""
+        before = self._cut
+        if not self._open():
+            return lines
+        had_gap, self.gap = self.gap, False
+        more = self._read(is_first=True)
+        # Between two cuts there was a file that was never opened.
+        self.gap = self.gap or self._cut > before + 1
+        if self.gap:
+            return more
+        self.gap = had_gap
+        return lines + more
 
     def new_rows(self) -> list[Row]:
         """The same as rows of a CSV table."""
@@ -114,6 +133,7 @@ class Tail:
             self._fd = None
 
     def _open(self) -> bool:
+        cut = _last_cut(self._session)
         try:
             with opened(self._path) as file:
                 fd = os.dup(file.fileno())
@@ -121,6 +141,7 @@ class Tail:
             return False
         self.close()
         self._fd, self._at, self._half = fd, 0, b""
+        self._cut = cut
         return True
 
     def _is_current(self) -> bool:
@@ -149,9 +170,11 @@ class Tail:
         return lines[1:] if self.gap or has_header else lines
 
 
-def _was_cut(session: Path) -> bool:
-    """Whether the tables have rows in segments, so that the open ones do not begin at the first."""
+def _last_cut(session: Path) -> int:
+    """The number of the last segment that was cut: the rows of the open tables come after it. 0
+    where there is none."""
     try:
-        return any((session / "segments").iterdir())
+        names = [name.removeprefix(CLOSING_PREFIX) for name in os.listdir(session / "segments")]
     except OSError:
-        return False
+        return 0
+    return max((whole(name) or 0 for name in names), default=0)

@@ -18,6 +18,7 @@ from rich.text import Text
 from analysis.wording.formats import byte_size, counted, duration, percent, share
 from analysis.wording.printable import printable, shortened
 from profilemate.live.holders import Holder
+from profilemate.live.prefixes import Hottest, Prefix
 from profilemate.live.rates import Figures, Graphs, Median
 from profilemate.live.waiting import WORDS
 from profilemate.live.watching import RUNNING, EngineView, ProcessView, SnapshotsView, View
@@ -36,6 +37,13 @@ HOLDERS_BY: dict[str, Callable[[Holder], tuple[float, float]]] = {
     "blocks": lambda holder: (-holder.blocks, -holder.age_sec),
 }
 
+PREFIXES_BY: dict[str, Callable[[Prefix], tuple[float, ...]]] = {
+    "tokens saved": lambda prefix: (-prefix.saved_tokens, -prefix.found),
+    "requests": lambda prefix: (-prefix.found, -prefix.saved_tokens),
+    "last hit": lambda prefix: (-prefix.last_sec, -prefix.saved_tokens),
+}
+"""How the hottest prefixes can be sorted."""
+
 WIDE = 150
 """Columns from which on there are two halves side by side."""
 _LONGEST_BAR = 60
@@ -45,13 +53,16 @@ _NAME = 40
 
 @dataclass(frozen=True)
 class How:
-    """How a view is drawn. ``order`` and ``holders_by``: keys of ``ORDERS`` and ``HOLDERS_BY``."""
+    """How a view is drawn. ``order``, ``holders_by`` and ``prefixes_by``: keys of ``ORDERS``,
+    ``HOLDERS_BY`` and ``PREFIXES_BY``."""
 
     width: int = 80
     is_ascii: bool = False
     order: str = "number"
     holders_by: str = "time"
     holders: int = 5
+    prefixes_by: str = "tokens saved"
+    prefixes: int = 5
 
 
 def draw(view: View, how: How) -> list[Text]:
@@ -61,7 +72,9 @@ def draw(view: View, how: How) -> list[Text]:
     """
     engines, rest = list(_engines(view, how)), list(_rest(view, how))
     if how.width >= WIDE and engines:
-        half = replace(how, width=how.width // 2 - 2, holders=3 * how.holders)
+        half = replace(
+            how, width=how.width // 2 - 2, holders=3 * how.holders, prefixes=2 * how.prefixes
+        )
         engines, rest = _side_by_side(list(_engines(view, half)), list(_rest(view, half)), half), []
     lines = [*_head(view, how), *engines, *rest]
     for line in lines:
@@ -189,6 +202,9 @@ def _rest(view: View, how: How) -> Iterator[Text]:
     if view.engines:
         yield Text()
         yield from _holders(view, how)
+        if view.hottest is not None:
+            yield Text()
+            yield from _prefixes(view.hottest, view.until_sec or 0.0, how)
         yield Text()
     for label, words in _facts(view):
         for number, text in enumerate(wrap(words, max(20, how.width - _LABEL))):
@@ -220,6 +236,33 @@ def _holders(view: View, how: How) -> Iterator[Text]:
     ]
     if rows:
         yield from _table(("request", "blocks", "reused", "for"), rows)
+
+
+def _prefixes(hottest: Hottest, until_sec: float, how: How) -> Iterator[Text]:
+    ended = counted(hottest.requests, "request")
+    title = f"  by {how.prefixes_by}, of {ended} that ended in the last {hottest.seconds:.0f} s"
+    yield Text.assemble(("Hottest prefixes", "bold cyan"), title)
+    prefixes = sorted(hottest.prefixes, key=PREFIXES_BY[how.prefixes_by])
+    several = len({prefix.engine for prefix in prefixes}) > 1
+    left = dict.fromkeys((prefix.engine for prefix in prefixes), how.prefixes)
+    rows = []
+    for prefix in prefixes:
+        left[prefix.engine] -= 1
+        if left[prefix.engine] >= 0:
+            rows.append(
+                (
+                    f"{prefix.engine}: " * several
+                    + f"{prefix.begin_token:,} to {prefix.end_token:,}",
+                    f"{prefix.content_id}",
+                    f"{prefix.found:,}",
+                    f"{prefix.saved_tokens:,}",
+                    _time(max(0.0, until_sec - prefix.first_sec)),
+                    _time(max(0.0, until_sec - prefix.last_sec)),
+                )
+            )
+    if rows:
+        heads = ("tokens", "content id", "hits", "saved", "first hit", "last hit")
+        yield from _table(heads, rows)
 
 
 def _facts(view: View) -> Iterator[tuple[str, str]]:

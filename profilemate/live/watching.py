@@ -17,6 +17,7 @@ from analysis.tables.owner import another
 from profilemate.live import rates
 from profilemate.live.disk import Disk, Measuring
 from profilemate.live.holders import NO_STEP, NOT_SEEN, Holder, Ledger, why_not
+from profilemate.live.prefixes import Hottest, Prefixes
 from profilemate.live.reading import Engine, Gpu, Look, NoTotalsError, Pool, Process, look
 from profilemate.live.tails import Row, last_rows
 from profilemate.live.tails import whole as whole_cell
@@ -100,9 +101,10 @@ class View:
     more) or ``unknown`` (no figure has been read). ``notes``: what there is to say of that.
     ``age_sec``: since totals.json was written. ``behind_sec``: from an event to its table in the
     collector's last round. ``holders``: None where it is not certain who they are; then
-    ``holders_note`` says why. ``segments``: closed ones. ``window_begin_sec``: where the tables
-    begin; None where nothing was removed from them. ``snapshots``: None where the collector was
-    asked for none.
+    ``holders_note`` says why. ``hottest``: the prefixes that were found most in the last minute;
+    None where no figure has been read. ``segments``: closed ones. ``window_begin_sec``: where the
+    tables begin; None where nothing was removed from them. ``snapshots``: None where the collector
+    was asked for none.
     """
 
     path: str
@@ -118,6 +120,7 @@ class View:
     engines: tuple[EngineView, ...]
     holders: tuple[Holder, ...] | None
     holders_note: str | None
+    hottest: Hottest | None
     workers: tuple[WorkerView, ...]
     gpus: tuple[Gpu, ...]
     processes: tuple[ProcessView, ...]
@@ -140,11 +143,13 @@ class Watcher:
         self._disk: Disk | None = None
         self._measuring = Measuring(session)
         self._ledger = Ledger(session)
+        self._prefixes = Prefixes(session)
         self._steps: dict[int, Row] = {}
 
     def close(self) -> None:
         """Let go of the session's files."""
         self._ledger.close()
+        self._prefixes.close()
 
     def view(self) -> View:
         """Look at the session, and say how it is."""
@@ -170,6 +175,7 @@ class Watcher:
                 "still; profilemate finalize completes a session that has ended"
             )
         windows = self._history.windows()
+        self._prefixes.look(found.until_ns / 1e9)
         holders, holders_note = self._holders(found)
         return View(
             path=str(self.session),
@@ -188,6 +194,7 @@ class Watcher:
             ),
             holders=holders,
             holders_note=holders_note,
+            hottest=self._prefixes.hottest(),
             workers=tuple(_workers(found, windows)),
             gpus=found.gpus,
             processes=tuple(_process(each, windows) for each in found.processes),
@@ -349,6 +356,7 @@ def _nothing(session: Path) -> View:
         engines=(),
         holders=None,
         holders_note=None,
+        hottest=None,
         workers=(),
         gpus=(),
         processes=(),

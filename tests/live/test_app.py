@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -184,6 +185,29 @@ def test_holders_are_sorted(live: Running) -> None:
         assert words.index("large ") < words.index("old ")
 
     drive([live.folder], act)
+
+
+def test_prefixes_are_sorted(live: Running) -> None:
+    for name, prompt in (("a", tokens(1, 320)), ("b", [*tokens(1, 320), 7])):
+        live.add(name, prompt, 1)
+        live.step(2)
+    for number in range(5):
+        live.add(f"short-{number}", [*tokens(7, 32), *tokens(20 + number, 20)], 1)
+        live.step(2)
+    live.write()
+
+    def order(app: LiveApp) -> list[str]:
+        lines = shown(app).splitlines()
+        return [line.split("  ")[0] for line in lines if re.match(r"\d+ to \d+ ", line)]
+
+    async def act(app: LiveApp, pilot: Pilot[None]) -> None:
+        assert "prefixes by tokens saved" in status(app)
+        assert order(app) == ["0 to 320", "0 to 32"]
+        await pilot.press("f")
+        assert "prefixes by requests" in status(app)
+        assert order(app) == ["0 to 32", "0 to 320"]
+
+    drive([live.folder], act, (100, 60))
 
 
 def test_a_session_that_goes_is_a_note(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from profilemate.live import frame, reading
 from profilemate.live.disk import Disk
 from profilemate.live.frame import VERSION
 from profilemate.live.holders import Holder
+from profilemate.live.prefixes import Hottest, Prefix
 from profilemate.live.rates import Figures, Graphs, Median
 from profilemate.live.watching import (
     EngineView,
@@ -120,7 +121,7 @@ def test_json_has_the_documented_keys(live: Running) -> None:
     assert list(session) == [field.name for field in fields(View)]
     assert session["engines"][0]["running"] == 4
     known = (
-        *(View, EngineView, Figures, Median, Holder, WorkerView, Graphs),
+        *(View, EngineView, Figures, Median, Holder, Hottest, Prefix, WorkerView, Graphs),
         *(reading.Gpu, reading.Pool, ProcessView, SnapshotsView, Disk),
     )
     named = set(re.findall(r"`(\w+)`", DOCS.read_text()))

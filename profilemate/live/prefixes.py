@@ -91,15 +91,16 @@ class _Hit(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """The blocks from ``begin`` to ``end`` of some prompts; ``node`` has the last one."""
+    """The blocks from ``begin`` to ``end`` of some prompts, of which ``node`` has the last one,
+    ``content_id``. What saved most is smallest."""
 
-    node: _Node
+    less_saved: int
+    """Blocks, below 0."""
+    less_found: int
     begin: int
+    content_id: int
     end: int
-
-    @property
-    def saved_blocks(self) -> int:
-        return self.node.found * (self.end - self.begin)
+    node: _Node
 
 
 class _Row(NamedTuple):
@@ -154,14 +155,14 @@ class Prefixes:
         shown = [
             (engine, size, stretch)
             for (engine, size), root in sorted(self._trees.items())
-            for stretch in heapq.nsmallest(SHOWN, _stretches(root), key=_order)
+            for stretch in heapq.nsmallest(SHOWN, _stretches(root))
         ]
-        times: dict[int, list[float]] = {id(stretch.node): [] for *_, stretch in shown}
+        times: dict[_Node, list[float]] = {stretch.node: [] for *_, stretch in shown}
         for hit in self._hits:
             node: _Node | None = hit.last
             while node is not None:
-                if id(node) in times:
-                    times[id(node)].append(hit.admitted_sec)
+                if node in times:
+                    times[node].append(hit.admitted_sec)
                 node = node.parent
         return Hottest(
             seconds=self._until - self._since,
@@ -169,14 +170,14 @@ class Prefixes:
             prefixes=tuple(
                 Prefix(
                     engine=engine,
-                    content_id=stretch.node.blocks[-1],
+                    content_id=stretch.content_id,
                     begin_token=stretch.begin * size,
                     end_token=stretch.end * size,
                     blocks=stretch.end - stretch.begin,
                     found=stretch.node.found,
-                    saved_tokens=stretch.saved_blocks * size,
-                    first_sec=min(times[id(stretch.node)]),
-                    last_sec=max(times[id(stretch.node)]),
+                    saved_tokens=-stretch.less_saved * size,
+                    first_sec=min(times[stretch.node]),
+                    last_sec=max(times[stretch.node]),
                 )
                 for engine, size, stretch in shown
             ),
@@ -240,14 +241,9 @@ def _stretches(root: _Node) -> Iterator[_Stretch]:
             if child.found != node.found:
                 break
             node, end = child, end + len(child.blocks)
-        yield _Stretch(node, begin, end)
+        found = node.found
+        yield _Stretch((begin - end) * found, -found, begin, node.blocks[-1], end, node)
         waiting += [(child, end) for child in node.children.values()]
-
-
-def _order(stretch: _Stretch) -> tuple[int, int, int, int]:
-    """What saved most comes first."""
-    node = stretch.node
-    return -stretch.saved_blocks, -node.found, stretch.begin, node.blocks[-1]
 
 
 # A client's text is only in the request's id: in JSON a quote within it has a backslash before it.

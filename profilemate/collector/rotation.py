@@ -133,7 +133,7 @@ class Rotation:
     def _may_be_over(self, now: float) -> bool:
         """Whether the session may have grown by more than may go unnoticed."""
         rows = self._follower.tables.bytes_written - self._rows_before
-        return now >= self._next_look or rows >= self._segment_bytes / LOOKS
+        return now >= self._next_look or rows >= self._segment_bytes / LOOKS or self.must_wait
 
     def _is_due(self, now: float) -> bool:
         tables = self._follower.tables

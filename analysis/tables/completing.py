@@ -41,12 +41,14 @@ def complete(folder: Path) -> tuple[State, str | None]:
     if code == collecting.COMPLETE:
         return "complete", None
     if code == collecting.RUNNING:
-        return "running", "what follows goes up to its last finished line"
+        up_to = "what follows goes up to its last finished line"
+        return "running", up_to if reason is None else f"{up_to}: {reason}"
+    reason = reason or f"the collector ended with exit code {code}"
     return "cut off", f"its tables could not be completed: {reason}"
 
 
-def _run(command: list[str]) -> tuple[int, str]:
-    """Run the command to its end; its exit code, and the last line that it wrote.
+def _run(command: list[str]) -> tuple[int, str | None]:
+    """Run the command to its end; its exit code, and the last line that it wrote, if any.
 
     Ctrl-C in a terminal reaches this process alone, which then ends the command, and waits until it
     has removed what it had begun.
@@ -68,4 +70,4 @@ def _run(command: list[str]) -> tuple[int, str]:
     if code < 0:
         return code, f"the collector was ended by {signal.Signals(-code).name}"
     lines = os.fsdecode(said).strip().splitlines()
-    return code, lines[-1] if lines else f"the collector ended with exit code {code}"
+    return code, lines[-1] if lines else None

@@ -12,8 +12,10 @@ from pathlib import Path
 from profilemate.collector import gpu_memory, leftovers, segments
 from profilemate.collector.follower import Follower
 from profilemate.collector.lock import Lock
+from profilemate.collector.log import complain
 from profilemate.collector.tables import COLUMNS, cut_torn_row, whole_rows
 from profilemate.format.errors import SessionError
+from profilemate.format.files import FULL
 from profilemate.format.folder import Folder
 from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
@@ -41,8 +43,23 @@ def complete(path: Path, *, wait: bool, progress: Progress | None = None) -> boo
                 leftovers.clear(session, locked=False)
             return is_ended
     except OSError as error:
+        if error.errno in FULL and _is_running(path):
+            complain(f"no collector is at work, and the disk is full ({error.strerror})")
+            return False
         where = f": {error.filename}" if error.filename else ""
         raise SessionError(f"cannot complete {path}: {error.strerror or error}{where}") from None
+
+
+def _is_running(path: Path) -> bool:
+    """Whether a process of the session may still write. Nothing is written."""
+    with contextlib.suppress(OSError, SessionError), Folder.own(path) as session:
+        follower = Follower(session, session)
+        follower.discover()
+        while follower.read():
+            for producer in follower.ordered():
+                producer.episodes.clear()
+        return follower.alive
+    return False
 
 
 def _journals_of(session: Folder) -> str | None:

@@ -23,6 +23,11 @@ class Pauses:
         return bool(self.times) and self.times[-1][1] is None
 
     @property
+    def since(self) -> int | None:
+        """When the pause began in which the recording is; None where it is in none."""
+        return self.times[-1][0] if self.is_now else None
+
+    @property
     def turns(self) -> int:
         """Changes whenever the recording pauses or goes on."""
         return 2 * self._count - self.is_now

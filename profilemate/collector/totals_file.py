@@ -51,7 +51,7 @@ def content(
         "engines": _engines(known, counted, until),
         "workers": _workers(known, counted),
         "gpus": [counted.gpus[gpu] for gpu in sorted(counted.gpus)],
-        "processes": [_process(producer) for producer in producers],
+        "processes": [_process(producer, founding.origin_ns) for producer in producers],
         "collector": collector,
     }
 
@@ -103,11 +103,15 @@ def _workers(known: Sequence[Producer], counted: Totals) -> list[totals.Worker]:
     ]
 
 
-def _process(producer: Producer) -> totals.Process:
+def _process(producer: Producer, origin_ns: int) -> totals.Process:
     header, status = producer.header, producer.status
+    recording = _recording(producer)
+    paused_ns = producer.state.pauses.since if producer.state and recording == "paused" else None
     return {
         "role": str(header.get("producer") or ""),
         "rank": int(header.get("rank") or 0),
+        "recording": recording,
+        "paused_since_ns": None if paused_ns is None else paused_ns - origin_ns,
         "dropped_events": status.get("dropped_events", 0),
         "mismatches": producer.state.mismatches if producer.state is not None else 0,
         "hook_ns": status.get("hook_ns", 0),
@@ -115,3 +119,12 @@ def _process(producer: Producer) -> totals.Process:
         "writes": status.get("flushes", 0),
         "journal_bytes": status.get("bytes", 0),
     }
+
+
+def _recording(producer: Producer) -> str:
+    """One of ``totals.RECORDING``."""
+    if producer.status.get("failed"):
+        return "stopped"
+    if not producer.alive:
+        return "ended"
+    return "paused" if producer.state is not None and producer.state.pauses.is_now else "on"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from profilemate.collector.engine import Engine
+from profilemate.collector.engine_totals import EngineTotals
 from profilemate.collector.follower import Follower
 from profilemate.format.when import PERCENT, Condition
 
@@ -31,9 +32,9 @@ class Reading:
     """What one engine has at a whole second. All but ``held`` and ``waits`` count from its start.
 
     ``held``: the least and the most blocks that requests held at once in the last second, by pool,
-    and the pool's blocks. ``waits`` are nanoseconds: of the requests that were first admitted in
-    the last second, and so far of those that never were. ``lost``: parts of the recording that
-    have ended.
+    and the pool's blocks; empty before the first step. ``waits`` are nanoseconds: of the requests
+    that were first admitted in the last second, and so far of those that never were. ``lost``:
+    parts of the recording that have ended.
     """
 
     preemptions: int
@@ -282,7 +283,7 @@ def read(
         admitted_ns, totals.waits = totals.waits or [], []
     return Reading(
         preemptions=totals.preemptions,
-        held=tuple((*pool.extremes(), pool.total) for pool in totals.pools),
+        held=_held(totals),
         asked_tokens=asked,
         hit_tokens=hit,
         admitted_ns=admitted_ns,
@@ -290,6 +291,12 @@ def read(
         resets=sum(count for (_, is_done), count in totals.resets.items() if is_done),
         lost=lost,
     )
+
+
+def _held(totals: EngineTotals) -> tuple[tuple[int, int, int], ...]:
+    """As in ``Reading``."""
+    extremes = [(*pool.extremes(), pool.total) for pool in totals.pools]
+    return tuple(extremes) if all(pool.since is not None for pool in totals.pools) else ()
 
 
 def _beyond(condition: Condition, value: float) -> bool:

@@ -6,7 +6,8 @@
     --complete SESSION    make the tables of a session that has ended
 
 The exit code of ``--complete`` says what the session is: ``COMPLETE``, ``RUNNING``, or
-``CANNOT_COMPLETE``, for which one line on stderr gives the reason.
+``CANNOT_COMPLETE``, for which one line on stderr gives the reason. Where a session runs, a line
+there says what is odd about that, if anything is.
 """
 
 from __future__ import annotations

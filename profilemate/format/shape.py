@@ -18,7 +18,8 @@ _SHOWN = 40
 def fault(value: Any, shape: Any, where: str = "") -> str | None:
     """What is wrong with the value, and where; None where nothing is.
 
-    Numbers are from 0 to ``MOST``, and text can be written as UTF-8. Keys that the TypedDict does
+    Numbers are from 0 to ``MOST``, and text can be written as UTF-8. A key of a TypedDict that is
+    not ``total`` may be missing. Keys that the TypedDict does
     not have are those of a newer profilemate, and are left alone.
 
     >>> fault([3, -1], list[int], "counts")
@@ -56,6 +57,8 @@ def _fault_in_keys(value: Any, kind: Any, where: str) -> str | None:
     for name, shape in get_type_hints(kind).items():
         place = f"{where}.{name}" if where else name
         if name not in value:
+            if name in kind.__optional_keys__:
+                continue
             return f"{place} is missing"
         found = fault(value[name], shape, place)
         if found is not None:

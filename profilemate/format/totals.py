@@ -228,10 +228,12 @@ class Gpu(TypedDict):
     utilization_pct: int | None
 
 
-class Process(TypedDict):
-    """What recording cost a process of vLLM's, and whether all of it arrived. ``role`` is
-    ``engine`` or ``worker``."""
+RECORDING = ("on", "paused", "stopped", "ended")
+"""How the recording of a process stands: it goes on, the user has it stand still, it ended before
+the process did, or the process has gone."""
 
+
+class _Process(TypedDict):
     role: str
     rank: int
     dropped_events: int
@@ -240,6 +242,15 @@ class Process(TypedDict):
     writing_ns: int
     writes: int
     journal_bytes: int
+
+
+class Process(_Process, total=False):
+    """What recording cost a process of vLLM's, and whether all of it arrived. ``role`` is
+    ``engine`` or ``worker``. ``recording`` is one of ``RECORDING``; ``paused_since_ns`` says since
+    when it is paused. Both came later than the others: older files lack them."""
+
+    recording: str
+    paused_since_ns: int | None
 
 
 class Collector(TypedDict):

@@ -92,7 +92,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Process:
-    """What recording cost a process of vLLM's so far."""
+    """What recording cost a process of vLLM's so far. ``recording``: one of
+    ``profilemate.format.totals.RECORDING``; None where an older collector does not say.
+    ``paused_since_ns``: since when it is paused."""
 
     role: str
     rank: int
@@ -100,6 +102,8 @@ class Process:
     mismatches: int
     hook_ns: int
     writing_ns: int
+    recording: str | None = None
+    paused_since_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,8 @@ def _process(found: totals.Process) -> Process:
         mismatches=found["mismatches"],
         hook_ns=found["hook_ns"],
         writing_ns=found["writing_ns"],
+        recording=found.get("recording"),
+        paused_since_ns=found.get("paused_since_ns"),
     )
 
 

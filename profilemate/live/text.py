@@ -26,7 +26,7 @@ from profilemate.live.watching import RUNNING, EngineView, ProcessView, Snapshot
 ORDERS: dict[str, Callable[[EngineView], float]] = {
     "number": lambda engine: engine.engine,
     "usage": lambda engine: -(engine.usage_pct or 0.0),
-    "waiting": lambda engine: -engine.waiting,
+    "waiting": lambda engine: -(engine.waiting or 0),
     "hit rate": lambda engine: _latest(engine).hit_rate or 0.0,
     "evictions": lambda engine: -(_latest(engine).evictions_per_sec or 0.0),
 }
@@ -125,8 +125,8 @@ def _overview(engines: Sequence[EngineView], how: How) -> list[Text]:
             *(f"{n:,}" for n in (engine.held_blocks, engine.cached_blocks, engine.free_blocks)),
             share(_latest(engine).hit_rate),
             _rate(_latest(engine).evictions_per_sec),
-            f"{engine.running:,}",
-            f"{engine.waiting:,}",
+            _count(engine.running),
+            _count(engine.waiting),
         )
         for engine in engines
     ]
@@ -134,11 +134,7 @@ def _overview(engines: Sequence[EngineView], how: How) -> list[Text]:
 
 
 def _engine(engine: EngineView, how: How) -> Iterator[Text]:
-    why = f" ({WORDS[engine.waits_for]})" if engine.waits_for else ""
-    yield Text.assemble(
-        (f"Engine {engine.engine}", "bold cyan"),
-        f"  {counted(engine.running, 'request')} running, {engine.waiting:,} waiting{why}",
-    )
+    yield Text.assemble((f"Engine {engine.engine}", "bold cyan"), f"  {_requests(engine)}")
     yield _bar(engine, how)
     yield Text(
         f"{'':10}{engine.held_blocks:,} held, {engine.cached_blocks:,} cached, "
@@ -154,6 +150,15 @@ def _engine(engine: EngineView, how: How) -> Iterator[Text]:
     if engine.lost:
         lost = ", ".join(map(printable, engine.lost))
         yield Text(f"Note: no longer recorded: {lost}", style="bold yellow")
+
+
+def _requests(engine: EngineView) -> str:
+    if engine.paused_since_sec is not None:
+        return f"paused since {duration(engine.paused_since_sec)}: blocks are as of then"
+    why = f" ({WORDS[engine.waits_for]})" if engine.waits_for else ""
+    return (
+        f"{counted(engine.running or 0, 'request')} running, {engine.waiting or 0:,} waiting{why}"
+    )
 
 
 def _bar(engine: EngineView, how: How) -> Text:
@@ -338,6 +343,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_width: int
 
 def _latest(engine: EngineView) -> Figures:
     return engine.windows[0] if engine.windows else engine.run
+
+
+def _count(value: int | None) -> str:
+    return "n/a" if value is None else f"{value:,}"
 
 
 def _rate(value: float | None) -> str:

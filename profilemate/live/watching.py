@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import SessionError
-from analysis.tables import pauses
 from analysis.tables.metadata import number, part, parts, text, whole
 from analysis.tables.metadata import read as read_metadata
 from analysis.tables.owner import another
-from profilemate.live import rates
+from profilemate.live import rates, recording
 from profilemate.live.disk import Disk, Measuring
 from profilemate.live.holders import NO_STEP, NOT_SEEN, Holder, Ledger, why_not
 from profilemate.live.prefixes import Hottest, Prefixes
@@ -35,7 +34,9 @@ RUNNING, ENDED, SILENT, UNKNOWN = "running", "ended", "silent", "unknown"
 class EngineView:
     """One engine now.
 
-    Blocks are as of its last change, requests as of its last step. ``waits_for``: why, None where
+    Blocks are as of its last change, requests as of its last step. ``paused_since_sec``: since when
+    its recording is paused, in seconds of the session; None where it is not. Blocks are as of then,
+    and how many requests run and wait is None. ``waits_for``: why, None where
     none waits or the last step does not tell. ``windows``: what it did in the last 10 s and in the
     last minute, as far as they were watched; the second one only where it is longer than the first.
     ``run``: since the session began.
@@ -49,8 +50,9 @@ class EngineView:
     total_blocks: int
     peak_held_blocks: int
     pools: tuple[Pool, ...]
-    running: int
-    waiting: int
+    paused_since_sec: float | None
+    running: int | None
+    waiting: int | None
     waits_for: str | None
     preemptions: int
     evictions: int
@@ -161,10 +163,7 @@ class Watcher:
         self._read_rarely()
         if self._problem:
             notes.append(self._problem)
-        if names := pauses.paused_now(self._metadata):
-            notes.append(
-                f"the recording of {' and '.join(names)} is paused: 'profilemate resume' goes on"
-            )
+        notes += recording.notes(found.processes, self._metadata)
         lookups = self._follow_tables(found)
         age = max(0.0, time.time() - found.written_ns / 1e9)
         is_silent = age > SILENT_SEC or not was_read
@@ -270,6 +269,7 @@ class Watcher:
 def _engine(
     engine: Engine, last: Look, windows: list[tuple[Look, Look]], waits_for: str | None
 ) -> EngineView:
+    paused = recording.paused_since(last.processes, engine.engine)
     total = sum(pool.total for pool in engine.pools)
     held = sum(pool.held for pool in engine.pools)
     seen = [rates.between(first, now, engine.engine) for first, now in windows]
@@ -282,8 +282,9 @@ def _engine(
         total_blocks=total,
         peak_held_blocks=sum(pool.peak_held for pool in engine.pools),
         pools=engine.pools if len(engine.pools) > 1 else (),
-        running=engine.running,
-        waiting=engine.waiting,
+        paused_since_sec=paused,
+        running=engine.running if paused is None else None,
+        waiting=engine.waiting if paused is None else None,
         waits_for=waits_for,
         preemptions=engine.counters.preemptions,
         evictions=engine.counters.evictions,

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from profilemate.format.totals import BANDS, Engine, Histogram, Lookups, Pool, RunTotals
+from profilemate.format.totals import (
+    BANDS,
+    RECORDING,
+    Engine,
+    Histogram,
+    Lookups,
+    Pool,
+    RunTotals,
+)
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
 Value = float | Histogram
@@ -213,6 +221,14 @@ def _processes(
         ((process["role"], str(process["rank"])), process[key] / unit if unit > 1 else process[key])
         for process in found["processes"]
     )
+
+
+def _recording(found: RunTotals) -> Iterator[Sample]:
+    for process in found["processes"]:
+        for state in RECORDING:
+            # A file of before there was such a key may be served.
+            is_so = process.get("recording") == state
+            yield (process["role"], str(process["rank"]), state), int(is_so)
 
 
 def _lag(key: Literal["lag_ns", "longest_lag_ns"]) -> Callable[[RunTotals], Iterator[Sample]]:
@@ -588,6 +604,13 @@ METRICS: tuple[Metric, ...] = (
         "1: this part of the recording ended early; its figures end there.",
         (*_ENGINE, "part"),
         _lost,
+    ),
+    Metric(
+        "gauge",
+        "profilemate_recorder_state",
+        "1: the recording is in this state: on, paused, stopped early, or its process has gone.",
+        (*_PROCESS, "state"),
+        _recording,
     ),
     Metric(
         "counter",

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from analysis import open_session
 from profilemate.format import collecting
+from profilemate.format.session import LOCK_FILE
 from tests.analysis.journals import ended_session, running_session
+from tests.support.small_disk import mounted
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SEC = 60
@@ -31,6 +34,36 @@ def test_the_process_is_gone_afterwards(tmp_path: Path) -> None:
     before = children()
     assert open_session(ended_session(tmp_path)).state == "complete"
     assert children() == before
+
+
+def test_a_session_that_runs_is_no_other_on_a_full_disk(tmp_path: Path) -> None:
+    """Its collector is dead, and there is no room for one table."""
+    with mounted(tmp_path / "disk", "64k") as disk:
+        folder = running_session(disk)
+        with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while filler.write(b"x" * 4096):
+                pass
+        before = {*folder.rglob("*")}
+        opened = open_session(folder)
+        assert opened.state == "running"
+        assert opened.note == (
+            "what follows goes up to its last finished line: no collector is at work, and the disk "
+            "is full (No space left on device)"
+        )
+        assert {*folder.rglob("*")} - before <= {folder / "journal" / LOCK_FILE}
+        (disk / "filler").unlink()
+        assert open_session(folder).note == "what follows goes up to its last finished line"
+
+
+def test_one_that_has_ended_is_cut_off_on_a_full_disk(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "64k") as disk:
+        folder = ended_session(disk)
+        with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while filler.write(b"x" * 4096):
+                pass
+        opened = open_session(folder)
+        assert opened.state == "cut off"
+        assert "No space left on device" in str(opened.note)
 
 
 @pytest.mark.parametrize("found_by", ["the working directory", "a copy elsewhere"])

@@ -325,6 +325,28 @@ def test_a_part_that_ends_early(tmp_path: Path, part: str | None) -> None:
     assert found == ([] if part else [(4, "preemptions<1/3s: 0 on engine 0")])
 
 
+def test_before_the_first_step_no_pool_is_empty(tmp_path: Path) -> None:
+    """A server that waits for its first request."""
+    engine = EngineJournal(tmp_path)
+    engine.flush()
+    follower = Follower(engine.folder, engine.folder)
+    watched = Triggers(read_when("usage<15%/3s"))
+    found = []
+    for second in range(1, 20):
+        if second == 9:
+            engine.allocated(10**6 * second - 1, 1)
+            engine.flush()
+        follower.discover()
+        while follower.read():
+            pass
+        now = engine.at(10**6 * second)
+        follower.apply(now)
+        found += [(second, text) for text in watched.read(follower, now)]
+    engine.killed()
+    follower.close()
+    assert found == [(12, "usage<15%/3s: at most 10.00 % on engine 0")]
+
+
 def test_an_engine_that_is_gone_without_its_end(tmp_path: Path) -> None:
     """It is named once, and neither one that ended nor one that was gone before."""
     process = subprocess.Popen(["sleep", "600"])

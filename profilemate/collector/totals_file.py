@@ -51,7 +51,7 @@ def content(
         "engines": _engines(known, counted, until),
         "workers": _workers(known, counted),
         "gpus": [counted.gpus[gpu] for gpu in sorted(counted.gpus)],
-        "processes": [_process(producer, founding.origin_ns) for producer in producers],
+        "processes": [_process(producer, founding.origin_ns, ended) for producer in producers],
         "collector": collector,
     }
 
@@ -103,9 +103,9 @@ def _workers(known: Sequence[Producer], counted: Totals) -> list[totals.Worker]:
     ]
 
 
-def _process(producer: Producer, origin_ns: int) -> totals.Process:
+def _process(producer: Producer, origin_ns: int, ended: bool) -> totals.Process:
     header, status = producer.header, producer.status
-    recording = _recording(producer)
+    recording = _recording(producer, ended)
     paused_ns = producer.state.pauses.since if producer.state and recording == "paused" else None
     return {
         "role": str(header.get("producer") or ""),
@@ -121,10 +121,10 @@ def _process(producer: Producer, origin_ns: int) -> totals.Process:
     }
 
 
-def _recording(producer: Producer) -> str:
+def _recording(producer: Producer, ended: bool) -> str:
     """One of ``totals.RECORDING``."""
     if producer.status.get("failed"):
         return "stopped"
-    if not producer.alive:
+    if ended or not producer.alive:
         return "ended"
     return "paused" if producer.state is not None and producer.state.pauses.is_now else "on"

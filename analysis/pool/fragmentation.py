@@ -142,8 +142,8 @@ def _sums(batch: pl.DataFrame, sizes: list[int]) -> pl.DataFrame:
     token_time = pl.col("prefill") * pl.col("prompt") + pl.col("decode") * mean
     times = {"token_time": token_time.sum()}
     for size in sizes:
-        grown = _slots_up_to(pl.col("last"), size) - _slots_up_to(pl.col("prompt"), size)
-        still = _slots(pl.col("prompt"), size)
+        grown = slots_up_to(pl.col("last"), size) - slots_up_to(pl.col("prompt"), size)
+        still = slots(pl.col("prompt"), size)
         mean_slots = pl.when(steps > 0).then(grown / steps).otherwise(still)
         slot_time = pl.col("prefill") * still + pl.col("decode") * mean_slots
         times[f"slot_time_{size}"] = slot_time.sum()
@@ -151,16 +151,17 @@ def _sums(batch: pl.DataFrame, sizes: list[int]) -> pl.DataFrame:
         requests=pl.len().cast(pl.Int64),
         blocks=pl.col("num_blocks").sum(),
         tokens=tokens.sum(),
-        **{f"slots_{size}": _slots(tokens, size).sum() for size in sizes},
+        **{f"slots_{size}": slots(tokens, size).sum() for size in sizes},
     )
     return pl.concat([at_end, lives.select(**times)], how="horizontal")
 
 
-def _slots(tokens: pl.Expr, size: int) -> pl.Expr:
+def slots(tokens: pl.Expr, size: int) -> pl.Expr:
+    """The slots of the blocks that so many tokens take."""
     return (tokens + size - 1) // size * size
 
 
-def _slots_up_to(tokens: pl.Expr, size: int) -> pl.Expr:
+def slots_up_to(tokens: pl.Expr, size: int) -> pl.Expr:
     """The sum of the slots of requests with 1, 2, ... and so many tokens."""
     full, rest = tokens // size, tokens % size
     return size * (size * full * (full + 1) // 2 + rest * (full + 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from analysis.pool.usable import block_size_of
 from analysis.series import (
     block_map,
     depths,
@@ -17,6 +18,7 @@ from analysis.series import (
     hit_rate,
     miss_ratio_curve,
     pools,
+    slots,
     steps,
     timeline,
 )
@@ -29,6 +31,7 @@ from analysis.series.gpu_memory import GpuSeries
 from analysis.series.hit_rate import HitRate
 from analysis.series.miss_ratio_curve import MissRatioCurve
 from analysis.series.pools import PoolSeries
+from analysis.series.slots import SlotSeries, SlotTally
 from analysis.series.steps import StepSeries
 from analysis.series.timeline import Timeline, TimelineTally
 from analysis.summary import Summary
@@ -37,10 +40,12 @@ from analysis.tables.session import Session
 
 @dataclass(frozen=True)
 class Series:
-    """Each part documents its values and their units. A value of each bin is one of ``bins``."""
+    """Each part documents its values and their units. A value of each bin is one of ``bins``.
+    ``slots``: None for several KV cache groups."""
 
     bins: Bins
     pools: PoolSeries
+    slots: SlotSeries | None
     eviction_rate: EvictionRate
     block_map: BlockMap | None
     hit_rate: HitRate
@@ -61,10 +66,12 @@ def measure(session: Session, summary: Summary) -> Series:
     """
     bins = of_session(session)
     eviction_rate, map_of_blocks = _evictions(session, summary, bins)
-    shared_depths, requests = _requests(session, summary)
+    drawn = pools.measure(session, bins)
+    shared_depths, requests, held_slots = _requests(session, summary, bins, drawn)
     return Series(
         bins=bins,
-        pools=pools.measure(session, bins),
+        pools=drawn,
+        slots=held_slots,
         eviction_rate=eviction_rate,
         block_map=map_of_blocks,
         hit_rate=hit_rate.measure(session, bins),
@@ -108,11 +115,19 @@ def _most_evicting(summary: Summary, bins: Bins) -> BlockMapTally | None:
     return BlockMapTally(bins, -engine, -pool, blocks + 1)
 
 
-def _requests(session: Session, summary: Summary) -> tuple[Depths, Timeline]:
-    """Both answers of requests.jsonl in one pass."""
+def _requests(
+    session: Session, summary: Summary, bins: Bins, blocks: PoolSeries
+) -> tuple[Depths, Timeline, SlotSeries | None]:
+    """All answers of requests.jsonl in one pass."""
     shared, drawn = DepthTally(), TimelineTally.of(summary.requests.ended)
-    columns = list(dict.fromkeys((*depths.COLUMNS, *timeline.COLUMNS)))
-    for batch in session.batches("requests", columns):
-        shared.add(batch)
-        drawn.add(batch)
-    return shared.result(), drawn.result()
+    size = block_size_of(summary.facts, summary.usage)
+    inside = None if size is None else SlotTally(bins, size)
+    columns = list(dict.fromkeys((*depths.COLUMNS, *timeline.COLUMNS, *slots.COLUMNS)))
+    for batch in session.batches("requests", columns, history=True):
+        counted = batch.filter(session.in_window("requests"))
+        shared.add(counted)
+        drawn.add(counted)
+        if inside is not None:
+            # A request of the warm-up may still hold blocks after it.
+            inside.add(batch)
+    return shared.result(), drawn.result(), None if inside is None else inside.result(blocks)

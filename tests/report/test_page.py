@@ -22,6 +22,7 @@ MEGABYTE = 1_000_000
 OVER_TIME = [
     "blocks",
     "load",
+    "slots",
     "block-map",
     "hit-rate",
     "eviction-rate",

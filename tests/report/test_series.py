@@ -10,8 +10,9 @@ import polars as pl
 import pytest
 
 from analysis import open_session, series, summarize
-from analysis.series import block_map, depths, evictions, hit_rate, pools, steps, timeline
+from analysis.series import block_map, depths, evictions, hit_rate, pools, slots, steps, timeline
 from analysis.series.bins import Bins, of_session
+from analysis.series.slots import SlotSeries, SlotTally
 from analysis.tables.session import Session
 from tests.analysis.builder import SessionBuilder
 
@@ -351,3 +352,88 @@ def test_steps_that_scheduled_nothing_are_left_out(session: SessionBuilder, tmp_
     assert found.decode_mean[:3] == (2.5, None, 1)
     assert found.tokens_high[:3] == (101, None, 1)
     assert found.preempted[:3] == (3, 0, 0)
+
+
+def slots_of(builder: SessionBuilder, after_sec: float = 0.0) -> SlotSeries:
+    session, bins = opened(builder, after_sec)
+    tally = SlotTally(bins, 16)
+    for batch in session.batches("requests", slots.COLUMNS, history=True):
+        tally.add(batch)
+    return tally.result(pools.measure(session, bins))
+
+
+def one_that_grows(session: SessionBuilder, **other: object) -> None:
+    """A prompt of 20 tokens from 1.5 to 3 s; then it grows to 36 tokens until 7 s: 12 lengths in
+    two blocks and 4 in three. It holds 2 blocks of the pool's 100 until 6 s, and then 3."""
+    session.requests(
+        {
+            "timestamp": 1_000,
+            "queue_sec": 0.5,
+            "first_token_sec": 3,
+            "finish_sec": 7,
+            "input_length": 20,
+            "output_length": 17,
+            "computed_tokens": 36,
+            "num_blocks": 3,
+            "preemptions": 0,
+            "block_size": 16,
+            **other,
+        }
+    )
+    session.usage((0, 0), (1.5, 2), (6, 3), (7, 0))
+
+
+def test_slots_that_hold_a_token(session: SessionBuilder) -> None:
+    one_that_grows(session)
+    found = slots_of(session)
+    # In two blocks it lacks 11, 10, ... 0 tokens, and in three 15, 14, 13, 12.
+    mean = (sum(range(12)) + 15 + 14 + 13 + 12) / 16
+    assert found.empty == pytest.approx((0, 6, 12, mean, mean, mean, mean, 0, 0, 0))
+    held = (0, 16, 32, 32, 32, 32, 48, 0, 0, 0)
+    assert found.token == pytest.approx(
+        [all_slots - empty for all_slots, empty in zip(held, found.empty, strict=True)]
+    )
+    assert found.free[0] == 1600
+    assert found.cached[3] == 32
+    # All four are all slots of the pool, at any time.
+    parts = zip(found.token, found.empty, found.cached, found.free, strict=True)
+    assert [sum(part) for part in parts] == pytest.approx([1600] * 10)
+
+
+def test_slots_of_the_warm_up_are_left_out(session: SessionBuilder) -> None:
+    one_that_grows(session)
+    whole, later = slots_of(session), slots_of(session, after_sec=4)
+    assert later.empty == pytest.approx(whole.empty[4:])
+    assert later.token == pytest.approx(whole.token[4:])
+
+
+def test_slots_of_a_preempted_request_count_as_full(session: SessionBuilder) -> None:
+    one_that_grows(session, preemptions=1)
+    assert set(slots_of(session).empty) == {0}
+
+
+def test_there_are_no_more_empty_slots_than_slots(session: SessionBuilder) -> None:
+    """The engine says that nothing was held."""
+    one_that_grows(session)
+    (session.folder / "kv_cache_usage.csv").unlink()
+    session.usage((0, 0), (9, 1))
+    found = slots_of(session)
+    assert found.empty[:9] == found.token[:9] == (0,) * 9
+
+
+def test_empty_slots_are_those_of_the_summary(session: SessionBuilder) -> None:
+    one_that_grows(session)
+    opened_session = open_session(session.folder)
+    summary = summarize(opened_session)
+    found = series.measure(opened_session, summary).slots
+    assert found is not None
+    assert summary.fragmentation is not None
+    # The summary has it of the request's own blocks: of an even pace, two and then three of them.
+    seconds = (7 - 3, 3 - 1.5)
+    own = seconds[0] * (12 * 32 + 4 * 48) / 16 + seconds[1] * 32
+    width = 10 / len(found.empty)
+    empty = width * sum(value or 0 for value in found.empty)
+    assert empty / own == pytest.approx(summary.fragmentation.actual.over_time)
+    # The request came in the warm-up, and grows after it.
+    later = open_session(session.folder, after_sec=4)
+    assert (series.measure(later, summarize(later)).slots or found).empty[0] == pytest.approx(7.5)

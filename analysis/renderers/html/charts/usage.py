@@ -14,6 +14,7 @@ from analysis.renderers.html.chart import (
     axis,
     band,
     count_axis,
+    known,
     line,
     most,
     panels,
@@ -32,6 +33,7 @@ NOTHING = "The session has no row of kv_cache_usage.csv: no block was ever held.
 def charts(report: Report) -> Iterator[Chart]:
     yield _blocks(report)
     yield _load(report)
+    yield _slots(report)
 
 
 def _blocks(report: Report) -> Chart:
@@ -76,6 +78,55 @@ def _blocks(report: Report) -> Chart:
                     f"{state.free_blocks:,}",
                 )
                 for name, state in states
+            ],
+        ),
+        over_time=True,
+    )
+
+
+def _slots(report: Report) -> Chart:
+    heading = "How many slots of the cache held a token?"
+    look = (
+        "Empty slots are room that is held and not used: many of them ask for smaller blocks, and "
+        "few of all slots with a token for a smaller pool or more requests."
+    )
+    found = report.series.slots
+    if found is None or not known(found.token):
+        nothing = "No block was ever held, or the model has several KV cache groups."
+        return Chart("slots", heading, look, nothing)
+    x = times(report.series.bins.middles)
+    held = [
+        (token, empty)
+        for token, empty in zip(found.token, found.empty, strict=True)
+        if token is not None and empty is not None
+    ]
+    most_tokens = max(token for token, _ in held)
+    empty = sum(empty for _, empty in held) / (sum(map(sum, held)) or 1.0)
+    return Chart(
+        "slots",
+        heading,
+        look,
+        f"Requests held up to {most_tokens:,.0f} tokens (the mean of "
+        f"{seconds(report.series.bins.width_sec)}); {share(empty)} of the slots in held blocks "
+        "were empty. A request grows at an even pace here.",
+        {
+            "data": [
+                stacked("tokens of requests", x, found.token, "held"),
+                stacked("empty, in held blocks", x, found.empty, "regret"),
+                stacked("cached", x, found.cached, "cached"),
+                stacked("free", x, found.free, "free"),
+            ],
+            "layout": {
+                "xaxis": time_axis(report.series.bins),
+                "yaxis": count_axis("slots"),
+                "hovermode": "x unified",
+            },
+        },
+        Table(
+            ("", "slots"),
+            [
+                ("Most tokens of requests", f"{most_tokens:,.0f}"),
+                ("Most empty slots in held blocks", f"{max(empty for _, empty in held):,.0f}"),
             ],
         ),
         over_time=True,

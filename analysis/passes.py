@@ -71,6 +71,7 @@ from analysis.prefix import (
     prefix_cache,
     prompts,
     rent,
+    request_ages,
     reuse,
     sharing,
     stretches,
@@ -82,6 +83,7 @@ from analysis.prefix.miss_summary import HandedOutTally
 from analysis.prefix.misses import LossTally
 from analysis.prefix.prompts import Prompts, PromptTally
 from analysis.prefix.rent import RentTally
+from analysis.prefix.request_ages import Clocks, EvictionAgeTally
 from analysis.requests import (
     admission,
     askers,
@@ -131,7 +133,8 @@ def measure(session: Session) -> Summary:
         contents, missed = _contents(asked.prompts)
         del asked  # It has a row for each block of each request.
         reused = _reuse(contents)
-        evicted = _evictions(session, misses.content_ids(missed), preempted)
+        admitted_at = request_ages.clocks(contents.prompts)
+        evicted = _evictions(session, misses.content_ids(missed), preempted, admitted_at)
         moved = beside.submit(_blocks, session, ran, stepped.holders)
         missed = _misses(known, contents, missed, evicted.lost)
         elsewhere = apart.new_to_their_own(elsewhere, missed)
@@ -158,7 +161,7 @@ def measure(session: Session) -> Summary:
             lifetimes=evicted.lifetimes,
             evictions=regrets.evictions,
             groups=kv_groups.measure(session, known),
-            ages=ages.measure(reused.uses, evicted.lifetimes),
+            ages=ages.measure(reused.uses, evicted.lifetimes, admitted_at, evicted.ages),
             blame=regrets.blame,
             sharing=shared,
             conversations=conversations.measure(contents.prompts, reused.uses),
@@ -317,12 +320,16 @@ class _Evictions:
     lifetimes: Lifetimes
     evictions: EvictionTally
     takers: TakerTally
+    ages: EvictionAgeTally
 
 
-def _evictions(session: Session, wanted: pl.Series, preempted: pl.DataFrame) -> _Evictions:
+def _evictions(
+    session: Session, wanted: pl.Series, preempted: pl.DataFrame, admitted: Clocks
+) -> _Evictions:
     """Read kv_cache_evictions.csv. Evictions of the warm-up explain later misses."""
     lost, lived = LossTally(wanted), LifetimeTally()
     evicted, taken = EvictionTally(session.begin_sec), TakerTally(preempted)
+    aged = EvictionAgeTally(admitted)
     _go_through(
         session,
         evictions.TABLE,
@@ -331,11 +338,12 @@ def _evictions(session: Session, wanted: pl.Series, preempted: pl.DataFrame) -> 
             *evictions.COLUMNS,
             *misses.EVICTION_COLUMNS,
             *preemptions.EVICTION_COLUMNS,
+            *request_ages.COLUMNS,
         ),
         all_rows=(lost,),
-        after_warm_up=(lived, evicted, taken),
+        after_warm_up=(lived, evicted, taken, aged),
     )
-    return _Evictions(lost, lived.result(), evicted, taken)
+    return _Evictions(lost, lived.result(), evicted, taken, aged)
 
 
 @dataclass(frozen=True)

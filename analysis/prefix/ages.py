@@ -15,13 +15,16 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.pool.lifetimes import Lifetimes
+from analysis.prefix.request_ages import Clocks, EvictionAgeTally, RequestAges, at_hit
 from analysis.prefix.reuse import reuse_gaps
 from analysis.stats.spread import Spread, spread
 
 
 @dataclass(frozen=True)
 class Ages:
-    """Ages in seconds: ``at_hit`` of every block that a lookup found, ``at_eviction`` of every
+    """``at_hit_requests`` and ``at_eviction_requests``: ages in requests, of the same blocks.
+
+    Ages in seconds: ``at_hit`` of every block that a lookup found, ``at_eviction`` of every
     block evicted because its room was needed. Their bins have the same bounds.
 
     ``reuses``: blocks that a request asked for and an earlier one had used, found or not.
@@ -35,10 +38,22 @@ class Ages:
     reuses: int
     later: int | None
     later_share: float | None
+    at_hit_requests: RequestAges
+    at_eviction_requests: RequestAges
 
 
-def measure(uses: pl.DataFrame, lifetimes: Lifetimes) -> Ages:
-    """The ages, from ``analysis.prefix.reuse.uses`` and the idle times of evicted blocks."""
+def measure(
+    uses: pl.DataFrame, lifetimes: Lifetimes, admitted: Clocks, evicted: EvictionAgeTally
+) -> Ages:
+    """The ages.
+
+    Args:
+        uses: what ``analysis.prefix.reuse.uses`` returns.
+        lifetimes: with the idle times of evicted blocks.
+        admitted: what ``analysis.prefix.request_ages.clocks`` returns.
+        evicted: a tally that has seen all evictions.
+
+    """
     ages = reuse_gaps(uses)
     median = lifetimes.idle.p50_sec
     later = None if median is None else int((ages["gap"] > median).sum())
@@ -48,4 +63,6 @@ def measure(uses: pl.DataFrame, lifetimes: Lifetimes) -> Ages:
         reuses=ages.height,
         later=later,
         later_share=later / ages.height if later is not None and ages.height else None,
+        at_hit_requests=at_hit(uses, admitted),
+        at_eviction_requests=evicted.result(),
     )

@@ -55,6 +55,8 @@ class SlotTally:
     block_size: int
     until: Floats = field(init=False)
     """Slots x seconds up to each edge."""
+    requests: int = 0
+    """That ended with blocks."""
 
     def __post_init__(self) -> None:
         self.until = np.zeros(self.bins.count + 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 import pytest
 
 from analysis import open_session, summarize
+from analysis.prefix.request_ages import AgeBin, RequestAges
+from analysis.renderers.text import summary as text
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.stories import swept
 
@@ -28,3 +30,54 @@ def test_without_an_eviction_nothing_is_late(session: SessionBuilder) -> None:
     ages = summarize(open_session(session.folder)).ages
     assert (ages.reuses, ages.later, ages.later_share) == (9, None, None)
     assert ages.at_eviction.bins == ()
+
+
+def test_ages_in_requests(session: SessionBuilder) -> None:
+    """Requests came at 1, 2.5, 3, 5 and 8 s. A2 is the next after A, and C after B; between A2 and
+    B came S. What was evicted at 5.001 s after 3 s idle had seen A2, S and B come."""
+    swept(session)
+    ages = summarize(open_session(session.folder)).ages
+    hit, evicted = ages.at_hit_requests, ages.at_eviction_requests
+    assert [(one.least, one.most, one.count) for one in hit.bins] == [(1, 1, 6), (2, 3, 1)]
+    assert (hit.count, hit.p50, hit.p95, hit.most) == (ages.at_hit.count, 1, 2, 2)
+    assert [(one.least, one.most, one.count) for one in evicted.bins] == [(1, 1, 2), (2, 3, 3)]
+    assert (evicted.count, evicted.p50, evicted.p95, evicted.most) == (5, 2, 3, 3)
+
+
+def test_a_pause_is_no_age_in_requests(session: SessionBuilder) -> None:
+    """Nothing came for 5 s before 8 s: what was idle meanwhile is as old as it was."""
+    swept(session)
+    session.evictions(
+        {"timestamp_sec": 9.5, "idle_sec": 0.5}, {"timestamp_sec": 9.9, "idle_sec": 1.5}
+    )
+    ages = summarize(open_session(session.folder)).ages.at_eviction_requests
+    assert ages.bins[0] == AgeBin(0, 0, 2)
+
+
+def test_each_engine_has_requests_of_its_own(session: SessionBuilder) -> None:
+    swept(session)
+    session.evictions({"timestamp_sec": 9, "idle_sec": 8.5, "engine": 1})
+    session.evictions({"timestamp_sec": 9, "idle_sec": 8.5, "engine": 0})
+    ages = summarize(open_session(session.folder)).ages.at_eviction_requests
+    assert (ages.bins[0].count, ages.most) == (1, 5)
+
+
+def test_resets_have_no_age(session: SessionBuilder) -> None:
+    swept(session)
+    session.evictions({"timestamp_sec": 9, "idle_sec": 8.5, "reason": "reset"})
+    assert summarize(open_session(session.folder)).ages.at_eviction_requests.count == 5
+
+
+def test_without_anything_there_is_no_age_in_requests(session: SessionBuilder) -> None:
+    ages = summarize(open_session(session.folder)).ages
+    nothing = RequestAges(0, None, None, None, ())
+    assert (ages.at_hit_requests, ages.at_eviction_requests) == (nothing, nothing)
+
+
+def test_ages_in_requests_in_words(session: SessionBuilder) -> None:
+    swept(session)
+    said = " ".join(text.render(summarize(open_session(session.folder))).split())
+    assert (
+        "In requests that came meanwhile: found again after 1 (median; 95 % within 2), evicted "
+        "after 2 (median)." in said
+    )

@@ -129,6 +129,12 @@ def _ages(ages: Ages) -> Iterator[Line]:
             f"Blocks that were found came back after {seconds(ages.at_hit.p50_sec)} (median), "
             f"95 % of them within {seconds(ages.at_hit.p95_sec)}."
         )
+    hit, evicted = ages.at_hit_requests, ages.at_eviction_requests
+    if hit.p50 is not None and evicted.p50 is not None:
+        yield from note(
+            f"In requests that came meanwhile: found again after {hit.p50:,} (median; 95 % within "
+            f"{hit.p95:,}), evicted after {evicted.p50:,} (median)."
+        )
 
 
 def _groups(groups: tuple[Contents, ...]) -> Iterator[Line]:

@@ -41,7 +41,7 @@ from analysis.tables.session import Session
 @dataclass(frozen=True)
 class Series:
     """Each part documents its values and their units. A value of each bin is one of ``bins``.
-    ``slots``: None for several KV cache groups."""
+    ``slots``: None for several KV cache groups, and where no request ended."""
 
     bins: Bins
     pools: PoolSeries

@@ -5,7 +5,7 @@ A request's last block is partly empty, and blocks that several requests share a
 request has empty slots of its own: those of its prompt until its first token, and on average those
 of all lengths that it grew through from then on (``analysis.pool.fragmentation``). All other slots
 of held blocks hold a token. Preempted requests count as if they had no empty slots, as their rows
-do not say when they held blocks.
+do not say when they held blocks, and so do those that have not ended.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class SlotTally:
         # The tokens of a request that grows through prompt + 1, prompt + 2, ... last, added up.
         grown = (last - prompt) * (prompt + 1 + last) / 2
         rest = slots_up_to(last, size) - slots_up_to(prompt, size) - grown
+        self.requests += batch.filter(pl.col("num_blocks") > 0).height
         lives = (
             batch.filter(held)
             .select(
@@ -87,8 +88,11 @@ class SlotTally:
         self.until += _passed(admitted, begun, lives["of_prompt"].to_numpy(), edges)
         self.until += _passed(begun, ended, lives["of_answer"].to_numpy(), edges)
 
-    def result(self, pools: PoolSeries) -> SlotSeries:
-        """The slots, from the blocks of the pools in the same bins."""
+    def result(self, pools: PoolSeries) -> SlotSeries | None:
+        """The slots, from the blocks of the pools in the same bins; None where no request ended
+        with blocks."""
+        if not self.requests:
+            return None
         empty = np.diff(self.until) / self.bins.width_sec
 
         def times(blocks: Values) -> Values:

@@ -359,7 +359,9 @@ def slots_of(builder: SessionBuilder, after_sec: float = 0.0) -> SlotSeries:
     tally = SlotTally(bins, 16)
     for batch in session.batches("requests", slots.COLUMNS, history=True):
         tally.add(batch)
-    return tally.result(pools.measure(session, bins))
+    found = tally.result(pools.measure(session, bins))
+    assert found is not None
+    return found
 
 
 def one_that_grows(session: SessionBuilder, **other: object) -> None:
@@ -419,6 +421,12 @@ def test_there_are_no_more_empty_slots_than_slots(session: SessionBuilder) -> No
     session.usage((0, 0), (9, 1))
     found = slots_of(session)
     assert found.empty[:9] == found.token[:9] == (0,) * 9
+
+
+def test_without_a_request_slots_are_not_known(session: SessionBuilder) -> None:
+    session.usage((0, 2), (5, 0))
+    whole = open_session(session.folder)
+    assert series.measure(whole, summarize(whole)).slots is None
 
 
 def test_empty_slots_are_those_of_the_summary(session: SessionBuilder) -> None:

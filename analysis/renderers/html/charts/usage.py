@@ -92,7 +92,9 @@ def _slots(report: Report) -> Chart:
     )
     found = report.series.slots
     if found is None or not known(found.token):
-        nothing = "No block was ever held, or the model has several KV cache groups."
+        nothing = (
+            "Not known: no request ended with blocks, or the model has several KV cache groups."
+        )
         return Chart("slots", heading, look, nothing)
     x = times(report.series.bins.middles)
     held = [

@@ -11,8 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import lcm
 
+import numpy as np
+
 from analysis.errors import RuleError, SessionError
 from analysis.tables.facts import FULL_ATTENTION, Facts, Group
+from analysis.whatif.ids import Ints
 
 UNIFORM = "UniformTypeKVCacheSpecs"
 WINDOWS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
@@ -127,3 +130,11 @@ def least_blocks(groups: Sequence[Group], size: int, tokens: int) -> int:
     return sum(
         -(-tokens // (group.block_size or 1)) for group in groups if kind(group) in FULL_ATTENTION
     )
+
+
+def most_blocks(groups: Sequence[Group], size: int, tokens: Ints) -> Ints:
+    """Blocks that requests of so many tokens hold at most, each of them. As ``least_blocks``, if
+    windows and states let go of nothing."""
+    sizes = [group.block_size or 1 for group in groups] or [size]
+    blocks: Ints = np.sum([-(-tokens // each) for each in sizes], axis=0, dtype=np.int64)
+    return blocks

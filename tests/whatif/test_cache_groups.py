@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.errors import RuleError, SessionError
+from analysis.tables.facts import Group
 from analysis.whatif.configuration import intervals
+from analysis.whatif.groups import least_blocks, most_blocks
 from tests.support.scheduler import RequestMaker, tokens
 from tests.whatif import truth
 from tests.whatif.hybrids import (
@@ -232,3 +235,16 @@ def test_intervals() -> None:
     assert intervals("0, 1024,dense") == (0, 1024, None)
     with pytest.raises(RuleError, match="'-1' is no number from 0"):
         intervals("-1")
+
+
+def test_how_many_blocks_a_request_holds() -> None:
+    """Between what full attention needs, and what all groups would if they kept everything."""
+    groups = (
+        Group("FullAttentionSpec", 32),
+        Group("SlidingWindowSpec", 16, sliding_window=100),
+        Group("FullAttentionSpec", 16),
+    )
+    lengths = np.array([1, 100])
+    assert [least_blocks(groups, 32, each) for each in lengths] == [2, 4 + 7]
+    assert most_blocks(groups, 32, lengths).tolist() == [3, 4 + 7 + 7]
+    assert least_blocks((), 32, 100) == most_blocks((), 32, lengths)[1] == 4

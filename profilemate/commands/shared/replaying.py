@@ -108,7 +108,8 @@ class Replays:
             return int(max(each.input_tokens.sum() for each in engines))
         room = max(_room(each, base) for each in engines)
         if workload.has_contents:
-            room = max(room, fast.enough(workload))
+            # It knows of one group. The others have as many contents at most.
+            room = max(room, fast.enough(workload) * max(1, len(base.groups)))
         return min(room, configuration.MOST_BLOCKS)
 
     def at_once(self) -> int:
@@ -189,8 +190,10 @@ class Replays:
 
 def _room(workload: Workload, base: Configuration) -> int:
     """Usable blocks in which the longest requests of one engine run together."""
+    from analysis.whatif.groups import most_blocks
+
     held = workload.input_tokens + np.maximum(workload.output_tokens, 1) - 1
-    blocks = np.sort(-(-held // base.block_size))[-base.max_num_seqs :]
+    blocks = np.sort(most_blocks(base.groups, base.block_size, held))[-base.max_num_seqs :]
     return int(np.ceil(blocks.sum() / (1 - min(base.watermark or 0.0, 0.5)))) + 1
 
 

@@ -25,7 +25,7 @@ from profilemate.collector.journal_reader import JournalReader
 from profilemate.format.events import More, Op
 from profilemate.format.journal import Kind
 from profilemate.hooks.gpu import expert_counts, experts
-from profilemate.hooks.gpu.expert_layers import why_not
+from profilemate.hooks.gpu.expert_layers import find, why_not
 from profilemate.hooks.gpu.graphs import Graphs
 from profilemate.record.recorder import Recorder
 
@@ -378,6 +378,23 @@ def test_a_problem_is_said_once_and_vllm_goes_on(
     assert "dual batch overlap" in recorded.status()["experts"]["problem"]
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("profilemate: worker 0: experts are not counted: vLLM divides a batch")
+
+
+def test_layers_have_the_numbers_of_their_names(recorded: Recorded) -> None:
+    """As in the releases from 0.20 to 0.23, whose runners know no number; and with none at all."""
+    first, second = recorded.toy.model
+
+    class Nameless(type(first)):  # type: ignore[misc]
+        @property
+        def layer_id(self) -> int:
+            raise AttributeError("layer_id")
+
+    for layer in (first, second):
+        layer.__class__ = Nameless
+    first.layer_name, second.layer_name = "model.layers.1.mlp.experts", "model.layers.4.mlp.experts"
+    assert [layer.number for layer in find(recorded.toy.model)] == [1, 4]
+    first.layer_name = second.layer_name = "experts"
+    assert [layer.number for layer in find(recorded.toy.model)] == [0, 1]
 
 
 def test_the_model_goes_with_its_worker(recorded: Recorded) -> None:

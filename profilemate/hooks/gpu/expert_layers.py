@@ -89,7 +89,9 @@ def _number(module: Any, otherwise: int) -> int:
     try:
         return int(module.layer_id)
     except Exception:
-        return otherwise
+        # Some releases have the number in the name alone: model.layers.3.mlp.experts.
+        parts = str(getattr(module, "layer_name", "")).split(".")
+        return next((int(part) for part in parts if part.isdigit()), otherwise)
 
 
 def _experts(module: Any, router: Any) -> int:

@@ -194,6 +194,32 @@ def test_who_is_preempted_by_priority(bench: Bench) -> None:
     assert "By priority" in said
 
 
+def test_preemptions_of_what_has_not_ended_are_not_known(bench: Bench) -> None:
+    engine = bench.engine(9, scheduling_policy="priority")
+    engine.add(bench.request("batch", tokens(1, 64), 40, priority=5))
+    engine.step(2)
+    engine.add(bench.request("chat", tokens(2, 64), 40, priority=1))
+    engine.step(20)
+    found = summary_of(engine)
+    by_priority = split(found, "priority")
+    assert (by_priority.shares, found.requests.ended) == ((), 0)
+    assert by_priority.not_known is not None
+    assert by_priority.not_known.preempted == found.preemptions.count > 0
+
+
+def test_who_makes_room_for_itself_preempts_no_other(bench: Bench) -> None:
+    """Alone in a pool that its second chunk does not fit into, it preempts itself until the other
+    one's end makes room for it."""
+    engine = bench.engine(12, max_num_batched_tokens=64, scheduler_reserve_full_isl=False)
+    engine.add(bench.request("first", tokens(1, 60), 40), bench.request("long", tokens(2, 150), 2))
+    for _ in range(60):
+        engine.step()
+    found = summary_of(engine)
+    (share,) = split(found, "salt").shares
+    assert found.preemptions.by_itself > 0
+    assert share.preempted_others == found.preemptions.resumed - found.preemptions.by_itself
+
+
 def test_a_call_for_four_answers_is_one_call(bench: Bench) -> None:
     """The ids are those of vLLM's own parent request."""
     from vllm.sampling_params import SamplingParams
@@ -369,6 +395,9 @@ def test_the_sums_over_all_keys_are_the_sessions_figures(bench: Bench, tmp_path:
     assert found.preemptions.count > 0
     assert found.misses.recomputed_tokens > 0
     assert {split.by for split in found.by_whom.splits} == {*KEYS}
+    # There is one engine, so no other one pays for its evictions.
+    assert [share.of_others_tokens for share in split(found, "engine").shares] == [0]
+    assert any(share.of_others_tokens for share in split(found, "salt").shares)
     for each in found.by_whom.splits:
         parts = [*each.shares, *filter(None, [each.rest, each.not_known])]
         check_sums(found, parts)

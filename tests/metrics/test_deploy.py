@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from profilemate.format.totals import BANDS
+from profilemate.format.totals import BANDS, RECORDING
 from profilemate.metrics.catalogue import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ EVERYWHERE = {"instance", "job"}
 """Labels that Prometheus adds."""
 WORDS = {
     "band": {*BANDS},
-    "state": {"held", "cached", "free", "used"},
+    "state": {"held", "cached", "free", "used", *RECORDING},
     "dummy": {"yes", "no"},
     "graph": {"yes", "no"},
     "job": {"profilemate"},

@@ -173,6 +173,15 @@ def test_an_adapter_evicts_another_ones_content(bench: Bench) -> None:
     assert mine.evicted_blocks == theirs.lost_blocks == found.evictions.total.blocks - 3
 
 
+def test_who_evicts_is_not_who_loses(bench: Bench) -> None:
+    engine = bench.engine(5)
+    engine.run(bench.request("loses", tokens(1, 40), 2, priority=1))
+    engine.run(bench.request("evicts", tokens(2, 70), 2, priority=2))
+    by_priority = shares(summary_of(engine), "priority")
+    assert (by_priority["1"].evicted_blocks, by_priority["1"].lost_blocks) == (0, 2)
+    assert (by_priority["2"].evicted_blocks, by_priority["2"].lost_blocks) == (2, 0)
+
+
 def test_who_is_preempted_by_priority(bench: Bench) -> None:
     """Priorities, and a pool that holds one of two: the less urgent one gives its blocks up."""
     engine = bench.engine(9, scheduling_policy="priority")

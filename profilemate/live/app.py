@@ -42,9 +42,14 @@ class Frame(ScrollView, can_focus=True):
             strip = Strip(lines[number].render(self.app.console)).apply_style(style)
             strips[number : number + 1] = [strip]
         self.lines, self._strips = lines, strips
-        size = Size(max((strip.cell_length for strip in strips), default=0), len(strips))
+        # No line is wider than the frame. Another width each second would end a scroll under way.
+        size = Size(self.size.width, len(strips))
         if size != self.virtual_size:
+            is_at_end = 0 < self.max_scroll_y <= self.scroll_target_y
             self.virtual_size = size
+            if is_at_end:
+                # Who looks at the last lines goes on to see them.
+                self.scroll_end(animate=False)
         for number in (*changed, *gone):
             self.refresh_line(number)
 

@@ -20,8 +20,10 @@ WITHOUT_HISTORY = (
     # due to an eviction, and fewer evictions to be a loss; gaps between two uses are not known.
     *(".misses.", ".blame.", ".evictions.harmless", ".evictions.regretted.", ".ages.later"),
     *(".evictions.rate.intervals[", ".ages.reuses", ".sharing.", ".rent.", ".findings", ".advice"),
-    # The same by whom.
-    ".by_whom.",
+    # The same by whom, for conversations that began before, and for what requests can share.
+    *(".by_whom.", ".conversations.", ".head_room.room."),
+    # Requests that were admitted before do not count.
+    *(".ages.at_hit_requests.", ".ages.at_eviction_requests."),
     # A refused lookup that began before, and goes on, is not known: why a request waited is not.
     ".waiting.by_reason",
     ".session.window",

@@ -68,8 +68,8 @@ def live(options: LiveOptions) -> int:
     It reads a few kilobytes of the session's folder a second, and adds nothing to vLLM.
 
     \b
-    Keys: o sort engines, h sort holders, f sort prefixes, p pause, n next session,
-    s snapshot, q quit.
+    Keys: o sort engines, h sort holders, f sort prefixes, p pause, n next
+    session, s snapshot, q quit.
 
     \b
     Examples:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from analysis.engine_metrics import parse, reconcile
 from demo.server import Server
 from profilemate import collector
 from tests.support import engine
-from tests.support.engine import Answer, Lab, answer
+from tests.support.engine import START_SECONDS, Answer, Lab, answer
 from tests.support.scheduler import tokens
 
 pytestmark = pytest.mark.engine
@@ -71,9 +71,9 @@ def served(servers: tuple[Server, Server], lab: Lab) -> Served:
             lambda: len(engine.requests(session)) > rows_while_running,
             engine.SETTLED_SECONDS,
         )
-    bench_log, pages = load(lab, port)
+    bench_log, under_load, pages = load(lab, port)
     usage_gauge = {
-        round(100 * engine.metric(page, "vllm:kv_cache_usage_perc"), 2) for page, _ in pages
+        round(100 * engine.metric(page, "vllm:kv_cache_usage_perc"), 2) for page in pages
     }
     metrics = engine.get(port, "/metrics")
     server.stop()
@@ -83,34 +83,29 @@ def served(servers: tuple[Server, Server], lab: Lab) -> Served:
         engine.SETTLED_SECONDS,
     )
     log = server.log.read_text(errors="replace")
-    looked_up = "vllm:prefix_cache_queries_total"
-    before_the_end = [
-        at
-        for at in pages
-        if engine.metric(at[0], "vllm:num_requests_running")
-        and engine.metric(at[0], looked_up) < engine.metric(metrics, looked_up)
-    ]
-    under_load = before_the_end[len(before_the_end) // 2]
     return Served(session, log, rows_while_running, usage_gauge, metrics, under_load, bench_log)
 
 
-def load(lab: Lab, port: int) -> tuple[str, list[tuple[str, float]]]:
-    """Run ``vllm bench serve``, and take vLLM's metrics meanwhile, with the time of each page."""
-    pages: list[tuple[str, float]] = []
-    done = threading.Event()
+def load(lab: Lab, port: int) -> tuple[str, tuple[str, float], list[str]]:
+    """Run ``vllm bench serve``, and take vLLM's metrics meanwhile: what it said, a page from when
+    its first requests ran, with the time, and all pages."""
+    pages: list[str] = []
 
-    def watch() -> None:
-        while not done.wait(0.1):
-            pages.append((engine.get(port, "/metrics"), time.time()))
+    def runs() -> bool:
+        pages.append(engine.get(port, "/metrics"))
+        return engine.metric(pages[-1], "vllm:num_requests_running") > 1
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        options = engine.bench_options(lab.model, port, BENCH_PROMPTS, BENCH_OUTPUT)
-        return lab.vllm("bench", *options), pages
-    finally:
-        done.set()
-        watcher.join()
+    options = engine.bench_options(lab.model, port, BENCH_PROMPTS, BENCH_OUTPUT)
+    with ThreadPoolExecutor(1) as clients:
+        # They run until the page is there, and most of the others come after it.
+        with lab.slow_answers() as slow:
+            bench = clients.submit(lab.vllm, "bench", *options, f"--extra-body={json.dumps(slow)}")
+            engine.wait_for("requests that run", runs, START_SECONDS)
+            under_load = pages[-1], time.time()
+        while not bench.done():
+            pages.append(engine.get(port, "/metrics"))
+            time.sleep(0.05)
+    return bench.result(), under_load, pages
 
 
 def test_two_servers_have_a_session_each(servers: tuple[Server, Server], lab: Lab) -> None:

@@ -38,6 +38,10 @@ examples = given(setting=workload.settings, operations=workload.operations)
     Setting(blocks=21, max_num_seqs=6, max_num_batched_tokens=48, lag=1),
     [Add(0, 54, 34, 6), Steps(2), Reset(running_too=True)],
 ).via("the first token of a request is dropped")
+@example(
+    Setting(blocks=17, block_size=4, max_num_seqs=5, asynchronous=True, lag=2),
+    [Add(0, 39, 20, 6)],
+).via("a request ends by a step that was under way when it was preempted")
 def test_full_attention(model: Path, setting: Setting, operations: list[Operation]) -> None:
     run(model, setting, operations)
 

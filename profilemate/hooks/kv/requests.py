@@ -132,7 +132,9 @@ class Requests:
         if self.drafts is not None:
             values = (number, *self.drafts.pop(number, (0, 0)))
             self._keep((encode.more, Op.MORE, now, More.DRAFTS, values))
-        has_hashes = self.hashes_on_finish or reason == _ABORT
+        # A preempted one may end by a step that was under way: it has no blocks any more.
+        has_blocks = request.num_computed_tokens > 0
+        has_hashes = self.hashes_on_finish or reason == _ABORT or not has_blocks
         hashes = list(self._hashes_of(request)) if has_hashes else ()
         numbers = (
             number,

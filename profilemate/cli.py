@@ -55,7 +55,9 @@ def run(command: str | None, program: str) -> None:
     try:
         from profilemate.commands.app import application
 
-        application(command, *sys.argv[1:2])(prog_name=program)
+        # A shell can complete one word, and not 'python -m profilemate'.
+        app = application(command, *sys.argv[1:2], completes=program == "profilemate")
+        app(prog_name=program)
     except SystemExit:
         fault = _output_fault()
         if fault is None:

@@ -14,18 +14,20 @@ from profilemate import __version__
 from profilemate.commands.shared.errors import errors_in_one_line
 
 
-def application(name: str | None, asked: str | None = None) -> typer.Typer:
+def application(
+    name: str | None, asked: str | None = None, *, completes: bool = False
+) -> typer.Typer:
     """All commands, or the one with this name as a program of its own.
 
     Args:
         name: the command; None for all.
         asked: the first word of the command line. Where it is a command, no other is imported.
+        completes: whether it can install itself into a shell's completion.
 
     """
     # Plain help reads the same in a terminal, a pipe and a log.
-    # A program that is one command has no commands to complete.
     app = typer.Typer(
-        add_completion=name is None, rich_markup_mode=None, pretty_exceptions_enable=False
+        add_completion=completes, rich_markup_mode=None, pretty_exceptions_enable=False
     )
     if name is not None:
         app.command()(_command(name, *_COMMANDS[name]))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -10,12 +11,14 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from analysis.errors import RuleError
 from profilemate import config, door
+from profilemate.record.claim import make_base
 
 PROBE_SEC = 60
 """How long a Python may take to start."""
@@ -102,6 +105,7 @@ def run(options: RunOptions) -> int:
     # A session of a command around this one is none of this command's.
     environment.pop(config.SESSION, None)
     _refuse_what_is_not_understood(variables)
+    _refuse_a_folder_that_cannot_be_written(config.read(environment).directory)
     path = shutil.which(options.command[0])
     if path is None:
         raise RuleError(f"there is no command {options.command[0]!r}; name one after --")
@@ -133,6 +137,20 @@ def _refuse_what_is_not_understood(variables: Mapping[str, str]) -> None:
     if problems:
         what, _, _ = problems[0].rpartition(";")
         raise RuleError(what)
+
+
+def _refuse_a_folder_that_cannot_be_written(folder: Path) -> None:
+    try:
+        make_base(folder)
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise RuleError(
+            f"cannot write sessions to {folder}: {error.strerror or error}; give --dir a folder "
+            "of yours"
+        ) from None
 
 
 def _refuse_a_python_without_us(path: str, environment: Mapping[str, str]) -> None:

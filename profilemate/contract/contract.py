@@ -75,6 +75,8 @@ class Contract:
 
         """
         __tracebackhide__ = True
+        if at_least < 1 or block_size < 1:
+            raise RuleError("at_least and block_size are numbers from 1 on")
         known = read(prompts, self.tokenize)
         for number in range(1, len(known)):
             if shared_tokens(known[0], known[number]) < at_least:

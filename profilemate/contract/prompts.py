@@ -46,12 +46,14 @@ def _read(number: int, prompt: Given, tokenize: Tokenize | None) -> Prompt:
     if isinstance(prompt, str):
         if tokenize is None:
             raise RuleError(
-                f"prompt {number} is a text: give tokenize=, such as your tokenizer's encode"
+                f"prompt {number} is a text: set kv.tokenize, such as to your tokenizer's encode"
             )
         prompt = tokenize(prompt)
-    tokens = tuple(int(token) for token in prompt)
+    tokens = tuple(prompt)
     if not tokens:
         raise RuleError(f"prompt {number} has no token")
+    if not all(isinstance(token, int) and token >= 0 for token in tokens):
+        raise RuleError(f"prompt {number} has a token that is no whole number from 0 on")
     return Prompt(tokens, text)
 
 

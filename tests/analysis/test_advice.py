@@ -256,6 +256,27 @@ def test_blocks_too_large_for_what_is_shared(session: SessionBuilder) -> None:
     assert (piece.flag, piece.value) == ("--block-size", "32")
 
 
+@pytest.mark.parametrize(("device", "value"), [("cuda", "16"), ("cpu", None)])
+def test_no_block_size_that_the_device_does_not_take(
+    session: SessionBuilder, device: str, value: str | None
+) -> None:
+    """Prompts share 16 tokens. vLLM's attention on CPUs takes blocks of 32 and more."""
+    session.metadata(
+        groups=[{"kind": "FullAttentionSpec", "block_size": 784}],
+        prefix_lengths=[16, 32, 48],
+        device=device,
+    )
+    session.lookups({"request_id": "0", "query_tokens": 300, "hit_tokens": 0})
+    session.requests(
+        *(
+            {"request_id": f"{n}", "input_length": 300, "prefix_ids": [1, 10 + n, 20 + n]}
+            for n in range(5)
+        )
+    )
+    piece = advice(session).get("block size")
+    assert (piece and piece.value) == value
+
+
 def test_of_two_rules_for_one_setting_the_first_counts(session: SessionBuilder) -> None:
     """Prompts share 48 tokens, and blocks of 784 are 61 % empty: 32 for the first, 128 for the
     second."""

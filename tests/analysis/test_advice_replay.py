@@ -95,6 +95,16 @@ def test_a_number_that_is_confirmed_stays(border: int) -> None:
     assert (advice.known, advice.confidence) == ("replayed", "high")
 
 
+def test_a_queue_is_an_effect_only_where_it_was_held_against_the_session() -> None:
+    found = confirmed(candidate(), Replay(preempts_below(110)), None)
+    assert found is not None
+    assert "queue_mean_sec" not in {effect.figure for effect in found.effects}
+    queued = candidate(aims=(Aim("queue_mean_sec", 4.0),), without=False)
+    found = confirmed(queued, Replay(lambda _: replace(BEFORE, queue_mean_sec=0.5)), None)
+    assert found is not None
+    assert "queue_mean_sec" in {effect.figure for effect in found.effects}
+
+
 @pytest.mark.parametrize("border", [111, 112, 187, 219, 220, 221, 255])
 def test_the_smallest_number_that_does(border: int) -> None:
     replay = Replay(preempts_below(border))

@@ -93,6 +93,8 @@ def test_options_are_variables(vllm_user: User) -> None:
         (("--keep", "much", "--", "true"), "VLLM_PROFILING_KEEP=much is not understood (a size"),
         (("--metrics", "here", "--", "true"), "VLLM_PROFILING_METRICS=here is not understood"),
         (("--snapshot-when", "x", "--", "true"), "VLLM_PROFILING_SNAPSHOT_WHEN=x is not"),
+        (("--dir", "/etc/hostname", "--", "true"), "cannot write sessions to /etc/hostname: Not a"),
+        (("--dir", "/proc/x", "--", "true"), "cannot write sessions to /proc/x: "),
         (("--", "no-such-command-at-all"), "there is no command 'no-such-command-at-all'"),
     ],
 )

@@ -128,8 +128,10 @@ def test_what_a_file_says(kv: Contract, simulations: Simulations, tmp_path: Path
     [
         (lambda kv: kv.run([]), "there is no prompt"),
         (lambda kv: kv.run([[]]), "prompt 0 has no token"),
-        (lambda kv: kv.run(["text"]), "prompt 0 is a text: give tokenize="),
+        (lambda kv: kv.run(["text"]), "prompt 0 is a text: set kv.tokenize"),
         (lambda kv: kv.run([[1]], blocks=0), "blocks is 0; give a number from 1 on"),
+        (lambda kv: kv.run([[1, -2]]), "prompt 0 has a token that is no whole number from 0 on"),
+        (lambda kv: kv.assert_prefix_shared([[1]], at_least=0), "are numbers from 1 on"),
         (lambda kv: kv.assert_unchanged("../x", None, [[1]]), "is no name of a file"),
     ],
 )

@@ -9,9 +9,12 @@ from analysis.judgement.advice.candidate import Aim, Candidate
 from analysis.judgement.advice.thresholds import FEW, MUCH
 from analysis.prefix.families import TooShort
 from analysis.summary import Advice, Effect, Summary
+from analysis.tables.facts import Facts
 from analysis.wording.formats import share
 
 SMALLEST = 16
+SMALLEST_ON_CPUS = 32
+"""vLLM's attention on CPUs takes multiples of this."""
 """Tokens of the smallest block that is advised."""
 
 
@@ -45,6 +48,9 @@ def block_size(summary: Summary) -> Advice | Candidate | None:
     short = families.too_short
     if short is None or short.finding_unit is None or facts.prefix_caching is False:
         return None
+    smallest = _smallest(facts)
+    if short.finding_unit < smallest:
+        return None
     found = short.found_tokens / families.prompt_tokens
     if found < MUCH and summary.misses.hit_tokens:
         return None
@@ -58,8 +64,13 @@ def block_size(summary: Summary) -> Advice | Candidate | None:
         aims=(Aim("hit_rate", measured, tokens=short.found_tokens),),
         write=write,
         sure="high",
-        others=tuple(size for size in (64, 32, SMALLEST) if size < short.finding_unit),
+        others=tuple(size for size in (64, 32, 16) if smallest <= size < short.finding_unit),
     )
+
+
+def _smallest(facts: Facts) -> int:
+    """Tokens of the smallest blocks that attention kernels of the session's device take."""
+    return SMALLEST_ON_CPUS if facts.device == "cpu" else SMALLEST
 
 
 def _small_blocks(short: TooShort, found: float, one_group: bool, value: int | None) -> Advice:
@@ -94,7 +105,7 @@ def fragmentation(summary: Summary) -> Advice | None:
         option
         for option in lost.by_block_size
         # Attention kernels for GPUs take no smaller blocks.
-        if SMALLEST <= option.block_size < lost.actual.block_size
+        if _smallest(facts) <= option.block_size < lost.actual.block_size
         and option.at_end is not None
         and empty - option.at_end >= MUCH
     ]

@@ -199,7 +199,7 @@ def _published(search: _Search, value: int, remark: str | None) -> Advice:
         search.candidate.write(value),
         confidence=search.candidate.sure,
         known=search.replayer.known,
-        effects=effects(search.before, after),
+        effects=effects(search.before, after, search.candidate.aims),
         remark=remark,
     )
 
@@ -244,9 +244,15 @@ def _two_steps(before: Outcome) -> float:
     return 2 * (before.span_sec or 0.0) / (before.steps or 1)
 
 
-def effects(before: Outcome, after: Outcome) -> tuple[Effect, ...]:
-    """The figures that both outcomes have and that are not 0 in both."""
-    pairs = ((name, getattr(before, name), getattr(after, name)) for name in FIGURES)
+def effects(before: Outcome, after: Outcome, aims: Sequence[Aim]) -> tuple[Effect, ...]:
+    """The figures that both outcomes have and that are not 0 in both.
+
+    Waiting depends on what a step takes, so it is one only where it is aimed at: then it was held
+    against the session.
+    """
+    aimed = {aim.figure for aim in aims}
+    names = [name for name in FIGURES if name != "queue_mean_sec" or name in aimed]
+    pairs = ((name, getattr(before, name), getattr(after, name)) for name in names)
     return tuple(
         Effect(name, was, will)
         for name, was, will in pairs

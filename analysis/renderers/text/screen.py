@@ -51,7 +51,7 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from bottom
 
 
-_MORE = "The reasons for the advice, and all sections: profilemate summary --full"
+_MORE = "The reasons for the advice, and all sections: the same command with --full"
 
 
 def _each(header: Iterable[Line]) -> Iterator[list[Line]]:

@@ -121,7 +121,8 @@ def whole(split: Split, shown: int) -> Iterator[Line]:
     yield from note(
         "Evicted: by its requests. Lost: they were the last to hold them. Cost: tokens that were "
         "computed again because its requests had evicted them; of others: by requests of other "
-        "keys. Held and kept: block-seconds."
+        "keys. Held and kept: block-seconds, of a block that several hold once for each of them; "
+        "kept until it was evicted."
     )
     yield from _waits(split, shown)
 

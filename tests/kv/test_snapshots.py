@@ -173,9 +173,10 @@ def check_it_is_a_session(path: Path, session: Path, taken: dict[str, Any]) -> N
     assert opened.note is not None
     assert opened.note.endswith(f"({taken['reason']})")
     assert opened.end_sec <= taken["at_sec"]
-    # Totals and tables are of one moment, and no row of the open segment is there.
-    totals = json.loads((path / "totals.json").read_bytes())
-    assert totals["until_ns"] / 1e9 == pytest.approx(opened.end_sec, abs=1e-6)
+    # Totals and tables are of one moment, and no row of the open segment is there. On a busy
+    # machine that may be within a step: its first events are counted then, and have no row yet.
+    until_sec = json.loads((path / "totals.json").read_bytes())["until_ns"] / 1e9
+    assert opened.end_sec - 1e-6 <= until_sec <= taken["at_sec"]
     assert [each.name for each in path.glob("*.csv")] == []
     assert said(path)["warnings"] == []
     for each in (path, *path.rglob("*")):
@@ -241,7 +242,8 @@ def test_an_engine_that_crashes(model: Path, tmp_path: Path) -> None:
     # All that the engine left is in it, but for rows that were open.
     assert whole(session)["scheduler_steps.csv"].startswith(whole(path)["scheduler_steps.csv"])
     end_sec = open_session(session).end_sec
-    assert open_session(path).end_sec == pytest.approx(end_sec, abs=1e-6)
+    # One is rounded to microseconds, the other a difference of times since 1970.
+    assert open_session(path).end_sec == pytest.approx(end_sec, abs=2e-6)
 
 
 def test_an_engine_that_ends_has_not_crashed(model: Path, tmp_path: Path) -> None:

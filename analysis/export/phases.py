@@ -24,7 +24,7 @@ TABLE = "requests"
 
 QUEUED, PREFILL, DECODE, PREEMPTED = "queued", "prefill", "decode", "preempted"
 
-_SHOWN = (
+SHOWN = (
     "input_length",
     "output_length",
     "hit_tokens",
@@ -37,6 +37,7 @@ _SHOWN = (
     "tenant",
     "lora",
 )
+"""What a trace says of a request, beside its phases."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ def _requests(session: Session) -> pl.DataFrame:
             "queue_sec",
             "first_token_sec",
             "finish_sec",
-            *_SHOWN,
+            *SHOWN,
             arrived_sec=pl.col("timestamp") / 1e3,
         )
-        for batch in session.batches(TABLE, [*columns, *_SHOWN], history=True)
+        for batch in session.batches(TABLE, [*columns, *SHOWN], history=True)
     ]
     if not parts:
         parts = [pl.DataFrame(schema=_SCHEMA)]
@@ -111,7 +112,7 @@ _SCHEMA = {
     "queue_sec": pl.Float64,
     "first_token_sec": pl.Float64,
     "finish_sec": pl.Float64,
-    **{name: pl.String if name in ("finish_reason", "lora") else pl.Int64 for name in _SHOWN},
+    **{name: pl.String if name in ("finish_reason", "lora") else pl.Int64 for name in SHOWN},
     "arrived_sec": pl.Float64,
 }
 

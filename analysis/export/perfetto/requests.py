@@ -10,21 +10,8 @@ import polars as pl
 from analysis.export.part import Part
 from analysis.export.perfetto.packets import Packets
 from analysis.export.perfetto.tracks import Clock, Tracks
-from analysis.export.phases import PREEMPTED, Phases
+from analysis.export.phases import PREEMPTED, SHOWN, Phases
 
-_ARGS = (
-    "input_length",
-    "output_length",
-    "hit_tokens",
-    "external_hit_tokens",
-    "computed_tokens",
-    "num_blocks",
-    "preemptions",
-    "finish_reason",
-    "priority",
-    "tenant",
-    "lora",
-)
 _CHUNK = 10_000
 
 
@@ -61,10 +48,10 @@ def write(phases: Phases, part: Part, packets: Packets, tracks: Tracks, clock: C
         spans = phases.spans.join(rows.select("request"), on="request", how="semi")
         of_request = spans.partition_by("request", as_dict=True, include_key=False)
         for number, engine, name, arrived, finished, *args in rows.select(
-            "request", "engine", "request_id", "arrived_sec", "finish_sec", *_ARGS
+            "request", "engine", "request_id", "arrived_sec", "finish_sec", *SHOWN
         ).iter_rows():
             track, last = tracks.request(engine, name), clock.ns(max(arrived, finished))
-            packets.begin(track, clock.ns(arrived), "request", zip(_ARGS, args, strict=True))
+            packets.begin(track, clock.ns(arrived), "request", zip(SHOWN, args, strict=True))
             for phase, begin, end, stint in of_request[number,].iter_rows():
                 at = min(clock.ns(begin), last)
                 known = preemptions.get(stint) if phase == PREEMPTED else None

@@ -297,6 +297,21 @@ def _arithmetic(
             "metadata.json",
         ),
         Step(
+            "A step with the places in use",
+            f"{1e6 * time.constant_sec:,.3f} us for each step + {most.at_once:,.2f} at once on "
+            f"average x {1e6 * work.each_sec:,.3f} us",
+            1e6 * most.step_sec,
+            "us",
+            "fitted to the session's steps",
+        ),
+        Step(
+            "A request then",
+            f"{work.steps:,.2f} steps x {1e6 * most.step_sec:,.3f} us",
+            most.request_sec,
+            "s",
+            "",
+        ),
+        Step(
             "A replica takes at most",
             f"{most.at_once:,.2f} at once on average, so up to {most.p99_at_once:,} for 99 % of "
             f"the time, which have places; / {most.request_sec:,.3f} s of a request",

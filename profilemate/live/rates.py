@@ -151,18 +151,22 @@ def graphs_between(first: Look | None, last: Look, after: Worker) -> Graphs:
     )
 
 
-def cost_between(first: Look, last: Look, process: Process) -> Cost | None:
-    """What recording took of this process between two looks; None where no time passed."""
-    seconds = seconds_between(first, last)
+def cost_between(first: Look | None, last: Look, process: Process) -> Cost | None:
+    """What recording took of this process between two looks, or since the session began; None
+    where no time passed."""
+    if first is None:
+        return _cost(process.hook_ns, process.writing_ns, last.until_ns / 1e9)
     before = next(
         (p for p in first.processes if (p.role, p.rank) == (process.role, process.rank)), None
     )
-    if not seconds or before is None:
+    if before is None:
         return None
-    return Cost(
-        hooks_pct=(process.hook_ns - before.hook_ns) / seconds / 1e7,
-        writing_pct=(process.writing_ns - before.writing_ns) / seconds / 1e7,
-    )
+    hook_ns, writing_ns = process.hook_ns - before.hook_ns, process.writing_ns - before.writing_ns
+    return _cost(hook_ns, writing_ns, seconds_between(first, last))
+
+
+def _cost(hook_ns: int, writing_ns: int, seconds: float) -> Cost | None:
+    return Cost(hook_ns / seconds / 1e7, writing_ns / seconds / 1e7) if seconds else None
 
 
 def median(counts: Sequence[int], bounds: Sequence[int]) -> Median | None:

@@ -213,4 +213,8 @@ def test_in_words_and_as_json(session: SessionBuilder) -> None:
     most = content["most"]["per_sec"]
     assert size["per_sec"] == 40
     assert size["replicas"] == math.ceil(40 / most)
+    steps = {step["name"]: step["result"] for step in content["steps"]}
+    step_us = 1e6 * (CONSTANT + content["most"]["at_once"] * 60 * TOKEN / 11)
+    assert steps["A step with the places in use"] == pytest.approx(step_us, rel=1e-3)
+    assert steps["A request then"] == pytest.approx(11 * step_us / 1e6, rel=1e-3)
     assert f"= 40.000 / {most:.3f}, rounded up = {size['replicas']} replicas" in said

@@ -74,6 +74,10 @@ def _pools(found: Curve) -> Iterator[Line]:
         rows.append(("measured", "", "", "", "", share(was.hit_rate), number(was.evictions)))
     rows += [_pool(point, outcome) for point, outcome in _under_lru(found)]
     yield from table(heads, rows)
+    yield from note(
+        "Blocks that can hold content. vLLM keeps one of a pool for itself, so --blocks and "
+        "--num-gpu-blocks-override name one more."
+    )
     for point, outcome in _under_lru(found):
         if outcome.failed_requests:
             yield from note(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was found, as JSON for programs. ``docs/json.md`` documents every key of a summary,
 ``docs/compare-and-check.md`` those of a comparison and of a check, ``docs/sweep.md`` a sweep's,
-``docs/whatif.md`` those of a simulation and of a miss-ratio curve, ``docs/plan.md`` a plan's,
-``docs/head-room.md`` a deployment's.
+``docs/whatif.md`` those of a simulation and of a miss-ratio curve, ``docs/routing.md`` those of
+routing, ``docs/plan.md`` a plan's, ``docs/head-room.md`` a deployment's.
 
 The keys are the names of the dataclasses' fields. A figure that is not known, or of which there
 is none, is null; there is no NaN and no infinity.
@@ -28,6 +28,7 @@ from analysis.requests.by_whom import Split
 from analysis.summary import Summary
 from analysis.sweep import Sweep
 from analysis.whatif.curve import Curve
+from analysis.whatif.routing.answer import Routing
 from analysis.whatif.simulated import Simulated
 
 VERSION = 1
@@ -43,6 +44,7 @@ KINDS: Mapping[type, str] = {
     Reconciliation: "reconciliation",
     Simulated: "whatif",
     Curve: "curve",
+    Routing: "routing",
     Plan: "plan",
     Split: "split",
     Reality: "plan",
@@ -58,6 +60,7 @@ Found = (
     | Reconciliation
     | Simulated
     | Curve
+    | Routing
     | Plan
     | Split
     | Reality

@@ -67,7 +67,7 @@ def curve(
         SessionError: the contents of the requests are not known, or of too many blocks.
 
     """
-    _check(workload)
+    check(workload)
     engines = [references.of_workload(workload.of_engine(rank)) for rank in workload.engines]
     stacks = [lru.distances(each) for each in engines]
     most = ceiling.measure(engines)
@@ -111,13 +111,14 @@ def of_pools(workload: Workload) -> Callable[[int], Outcome]:
         SessionError: as ``curve`` does.
 
     """
-    _check(workload)
+    check(workload)
     engines = [references.of_workload(workload.of_engine(rank)) for rank in workload.engines]
     stacks = [lru.distances(each) for each in engines]
     return lambda size: _outcomes(engines, stacks, LRU, (size,))[0]
 
 
-def _check(workload: Workload) -> None:
+def check(workload: Workload) -> None:
+    """Raise a SessionError where the contents are not known, or of too many blocks."""
     if not workload.has_contents and workload.measured is None:
         raise SessionError(
             f"{workload.name} has lengths and times of its requests, and no contents, so a cache "
@@ -247,10 +248,11 @@ def _notes(workload: Workload) -> tuple[str, ...]:
     notes = [f"{note[0].upper()}{note[1:]}." for note in workload.notes]
     if workload.measured is None:
         return (_OUTPUTS, *notes)
-    return (*notes, *_session_notes(workload.measured.facts, workload.block_size))
+    return (*notes, *session_notes(workload.measured.facts, workload.block_size))
 
 
-def _session_notes(facts: Facts, block_size: int) -> list[str]:
+def session_notes(facts: Facts, block_size: int) -> list[str]:
+    """What the model leaves out of a session with these facts, a sentence each."""
     notes = []
     if any(group.kind not in FULL_ATTENTION for group in facts.groups if group.kind):
         notes.append(

@@ -86,6 +86,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "sweep": ("sweep", "SweepOptions"),
     "reconcile": ("reconcile", "ReconcileOptions"),
     "whatif": ("whatif", "WhatifOptions"),
+    "route": ("route", "RouteOptions"),
     "live": ("live", "LiveOptions"),
     "metrics": ("metrics", "MetricsOptions"),
 }

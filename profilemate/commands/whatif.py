@@ -11,6 +11,7 @@ import typer
 
 from analysis.errors import RuleError
 from profilemate.commands import whatif_exact, whatif_fast
+from profilemate.commands.shared import traces
 from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
     After,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from analysis.tables.session import Session
     from analysis.whatif.curve import Curve
     from analysis.whatif.simulated import Simulated
-    from analysis.whatif.trace import TimeUnit
     from analysis.whatif.workload import Workload
 
 
@@ -248,36 +248,13 @@ def _requests(options: WhatifOptions) -> tuple[Session | None, Workload]:
         if options.after.mark is not None or options.period is not None:
             raise RuleError("a mark and --period: a trace has none; leave a time out, --after 30s")
         found = workload.read_workload(
-            source, tokens_per_id=_tokens_per_id(options), time_unit=_time_unit(options)
+            source,
+            tokens_per_id=traces.tokens_per_id(options.tokens_per_id),
+            time_unit=traces.time_unit(options.time_unit),
         )
         return None, found.after(
             options.after.sec, options.requests_after, last_half=options.last_half
         )
-    for option, given in (
-        ("--tokens-per-id", options.tokens_per_id),
-        ("--time-unit", options.time_unit),
-    ):
-        if given is not None:
-            raise RuleError(f"{option}: a session says it itself; the option is for traces")
+    traces.for_sessions_no_option(tokens_per_id=options.tokens_per_id, time_unit=options.time_unit)
     session = opened(source, options)
     return session, workload.of_session(session)
-
-
-def _tokens_per_id(options: WhatifOptions) -> int | None:
-    from analysis.whatif.trace_tokens import MOST
-
-    given = options.tokens_per_id
-    if given is not None and not 1 <= given <= MOST:
-        raise RuleError(f"--tokens-per-id is {given}; give a number from 1 to {MOST:,}")
-    return given
-
-
-def _time_unit(options: WhatifOptions) -> TimeUnit | None:
-    from analysis.whatif.trace import TIME_UNITS
-
-    if options.time_unit is None:
-        return None
-    found = next((unit for unit in TIME_UNITS if unit == options.time_unit), None)
-    if found is None:
-        raise RuleError(f"--time-unit: {options.time_unit!r} is none of {', '.join(TIME_UNITS)}")
-    return found

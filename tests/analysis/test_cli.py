@@ -29,7 +29,7 @@ PROFILEMATE = ["-c", "from profilemate.cli import main; main()"]
 NAMES = [
     *("run", "inject"),
     *("summary", "report", "compare", "check", "finalize", "snapshot", "pause", "resume", "mark"),
-    *("doctor", "plan", "sweep", "reconcile", "whatif", "live", "metrics", "export"),
+    *("doctor", "plan", "sweep", "reconcile", "whatif", "route", "live", "metrics", "export"),
 ]
 
 

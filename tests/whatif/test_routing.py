@@ -161,6 +161,25 @@ def test_engines_of_one_session(tmp_path: Path) -> None:
     assert more["num_blocks"] == [3999] * 8
 
 
+def test_contents_that_are_not_known_equal_none_of_another_session(tmp_path: Path) -> None:
+    built = []
+    for number in range(2):
+        session = SessionBuilder(tmp_path / f"replica-{number}")
+        session.metadata(contents_key=KEY)
+        session.requests(request(number, number) | {"hash_ids": [1]})
+        built.append(session.folder)
+    found = of(*built, "--policies=cache-aware", "--cache-threshold=0")
+    assert found["policies"][0]["hit_tokens"] == 16
+
+
+def test_a_request_that_ends_makes_room_for_the_next(tmp_path: Path) -> None:
+    session = SessionBuilder(tmp_path / "session")
+    session.metadata(content_ids_shared=True)
+    session.requests(*(request(number, 0.5 * number, engine=number // 2) for number in range(4)))
+    found = of(session.folder, "--policies=round-robin")
+    assert [one["peak"] for one in found["as_recorded"]["replicas"]] == [1, 1]
+
+
 def test_a_reset_empties_the_cache_of_its_replica(four: list[Path]) -> None:
     session = SessionBuilder(four[0])
     session.metadata(contents_key=KEY, started_at="2026-01-31T12:00:00Z")

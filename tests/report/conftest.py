@@ -5,54 +5,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
-from scripts.browser import HOW, Found, is_required, start_first
 from tests.analysis.builder import SessionBuilder
 from tests.report import generated
 from tests.report.opened import Opened
+from tests.support.browser import browser as browser
+from tests.support.browser import found as found
+from tests.support.browser import pytest_runtest_makereport as pytest_runtest_makereport
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = [sys.executable, "-c", "from profilemate.cli import main; main()"]
-
-
-class NoBrowser(pytest.skip.Exception):
-    """Every test that needs a browser is skipped."""
-
-
-@pytest.fixture(scope="package")
-def found() -> Iterator[Found]:
-    """A browser that has started. Without one its tests are skipped, or fail if it is required."""
-    with sync_playwright() as playwright:
-        notes: list[str] = []
-        first = start_first(playwright, notes.append)
-        if first is None:
-            missing = "; ".join([f"no browser: {HOW}", *notes])
-            if is_required():
-                pytest.fail(missing, pytrace=False)
-            raise NoBrowser(missing)
-        yield first
-        first.browser.close()
-
-
-@pytest.fixture(scope="package")
-def browser(found: Found) -> Browser:
-    return found.browser
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """All that are skipped without a browser, in one line of pytest's summary."""
-    report = yield
-    if call.excinfo and call.excinfo.errisinstance(NoBrowser):
-        # pytest puts those on one line that were skipped in one place.
-        report.longrepr = (__file__, None, str(call.excinfo.value))
-    return report
 
 
 @pytest.fixture(scope="package")

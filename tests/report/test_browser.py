@@ -271,7 +271,7 @@ def test_the_pages_without_a_browser(machine: Machine) -> None:
     skipped = machine.run(TEST_PAGES)
     assert skipped.returncode == 0, skipped.stdout
     (line,) = [line for line in skipped.stdout.splitlines() if browser.HOW in line]
-    assert line == f"SKIPPED [2] tests/report/conftest.py: no browser: {browser.HOW}"
+    assert line == f"SKIPPED [2] tests/support/browser.py: no browser: {browser.HOW}"
     failed = machine.run(TEST_PAGES, PROFILEMATE_BROWSER="required")
     assert failed.returncode == 1
     assert f"\nno browser: {browser.HOW}\n" in failed.stdout

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.summary import Summary
-from analysis.tables import segments
+from analysis.tables import session_files
 
 
 def contradictions(summary: Summary) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def contradictions(summary: Summary) -> tuple[str, ...]:
 def _found(summary: Summary) -> Iterator[str]:
     window = summary.session.window
     written = summary.cost.table_bytes or 0
-    there = segments.find(Path(summary.session.directory), hold=False).text_bytes()
+    there = session_files.find(Path(summary.session.directory), hold=False).text_bytes()
     there += 0 if window is None else window.removed_bytes
     if there < written:
         yield (

@@ -31,10 +31,11 @@ _Last = dict[tuple[str, ...], dict[str, float]]
 
 @dataclass(frozen=True)
 class Fault:
-    """``what`` is wrong in this ``line`` of the file at ``path``, of its text if it is packed."""
+    """``what`` is wrong in this ``line`` of the file at ``path``; of its text, if it is not
+    plain."""
 
     path: Path
-    is_packed: bool
+    is_plain: bool
     line: int
     what: str
 
@@ -59,7 +60,7 @@ def first_fault(files: Iterable[tuple[Piece, int]], table: Table) -> Fault | Non
         with piece.text() as text:
             found = _first_in(text, table, end, piece.before_sec, last)
         if found is not None:
-            return Fault(piece.path, piece.packed is not None, *found)
+            return Fault(piece.path, piece.is_plain, *found)
     return None
 
 

@@ -13,6 +13,7 @@ from analysis.tables.owner import is_own
 from analysis.tables.schema import TABLES
 from analysis.tables.segments import has_segments
 from profilemate import config
+from profilemate.format.parquet import INDEX_FILE
 from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 
 _STAMP = re.compile(r"session_(\d{8}_\d{6})")
@@ -58,7 +59,7 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
 
 def is_session(folder: Path) -> bool:
     """Whether this folder holds a session's metadata, its journal, or rows of one of its tables."""
-    files = [METADATA_FILE, *(table.file for table in TABLES.values())]
+    files = [METADATA_FILE, INDEX_FILE, *(table.file for table in TABLES.values())]
     is_any = has_journal(folder) or any((folder / file).is_file() for file in files)
     return is_any or has_segments(folder)
 

@@ -70,9 +70,14 @@ def extent(piece: Piece, table: Table, *, whole: bool) -> Extent:
     """
     if not piece.is_there():
         return Extent(piece, 0, 0, 0)
+    if piece.rows is not None:
+        piece.rows.check()
+        return Extent(piece, 0, piece.rows.text_bytes if piece.rows.rows else 0, 0)
     with piece.text() as file:
         if piece.packed is not None:
             end = piece.packed.plain_bytes
+        elif piece.kept is not None:
+            end = piece.kept.size if whole else piece.kept.lines_end
         else:
             end = os.fstat(file.fileno()).st_size if whole else _last_line_end(file, table)
         header = file.readline(_LINE) if table.is_csv else b""
@@ -97,12 +102,16 @@ def frames(parts: Sequence[Extent], table: Table, columns: Sequence[str]) -> Ite
     """
     own = []
     for part in parts:
-        if part.piece.before_sec is None:
+        if part.piece.rows is not None:
+            # It is the only one, but for an opening before it.
+            for rows in part.piece.rows.frames(columns):
+                yield rows if table.is_csv else _as_in_csv_tables(rows)
+        elif part.piece.before_sec is None:
             own.append(part)
         elif not part.is_empty:
             yield _opening(part, part.piece.before_sec, table, columns)
     texts = _texts(own, table)
-    if any(part.piece.packed for part in parts):
+    if not all(part.piece.is_plain for part in own):
         # Unpacking takes a third of the time that it takes to make a frame.
         texts = ahead(texts)
     for part, lines in texts:
@@ -147,7 +156,7 @@ def _texts(parts: Sequence[Extent], table: Table) -> Iterator[tuple[Extent, byte
     too long ends one."""
     filled = (part for part in parts if not part.is_empty)
     for (is_packed, _), alike in groupby(
-        filled, lambda part: (bool(part.piece.packed), part.width)
+        filled, lambda part: (not part.piece.is_plain, part.width)
     ):
         if is_packed:
             # A small table has a few lines in each segment: these make one frame together.
@@ -165,10 +174,11 @@ def _texts(parts: Sequence[Extent], table: Table) -> Iterator[tuple[Extent, byte
 def _unpacked(parts: Iterable[Extent]) -> Iterator[bytes]:
     """The rows of packed files, one after the other. Each file ends with a line's end."""
     for part in parts:
-        header, text = part.begin, b""
-        for text in part.piece.unpacked():
-            yield text[header:]
-            header = max(0, header - len(text))
+        header, left, text = part.begin, part.end, b""
+        for unpacked in part.piece.unpacked():
+            text = unpacked[:left] or text
+            yield unpacked[header:left]
+            header, left = max(0, header - len(unpacked)), max(0, left - len(unpacked))
         if not text.endswith(b"\n"):
             yield b"\n"
 
@@ -227,7 +237,11 @@ def _frame(lines: bytes, table: Table, part: Extent, columns: Sequence[str]) -> 
         rows = pl.scan_csv(lines, has_header=False, schema=csv_schema(table, part))
         return rows.select(columns).collect()
     frame = pl.read_ndjson(lines, schema={column: table.columns[column] for column in columns})
-    return frame.with_columns(_as_in_csv(frame[name]) for name in columns if name in _CLIENT_TEXT)
+    return _as_in_csv_tables(frame)
+
+
+def _as_in_csv_tables(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(_as_in_csv(frame[name]) for name in _CLIENT_TEXT if name in frame)
 
 
 def _as_in_csv(text: pl.Series) -> pl.Series:
@@ -248,12 +262,17 @@ def csv_schema(table: Table, part: Extent) -> dict[str, type[pl.DataType] | pl.D
 
 
 def last_line(piece: Piece, table: Table) -> bytes:
-    """The last finished line of a plain file; empty without one.
+    """The last finished line of a file that is plain or kept as text; empty without one.
 
     Raises:
         SessionError: the file cannot be read.
 
     """
+    if piece.kept is not None:
+        tail = b""
+        for text in piece.unpacked():
+            tail = (tail + text)[-2 * _LINE :]
+        return tail[: tail.rfind(b"\n") + 1].rstrip(b"\n").rpartition(b"\n")[2]
     with piece.text() as file:
         end = _last_line_end(file, table)
         file.seek(max(0, end - _LINE))

@@ -18,7 +18,7 @@ from analysis.tables.schema import FORMAT_VERSION, LONGEST_SEC
 from analysis.tables.unpacking import Packed
 from profilemate.format.segments import INDEX_FILE
 
-_LONGEST = 1 << 20
+LONGEST = 1 << 20
 """More bytes are damage: it has an entry for each table."""
 
 _CRC = re.compile(r"[0-9a-f]{8}")
@@ -45,11 +45,21 @@ def read(folder: Path) -> SegmentIndex:
     path = folder / INDEX_FILE
     try:
         with opened(path, follow=False) as file:
-            content = file.read(_LONGEST + 1)
+            content = file.read(LONGEST + 1)
     except FileNotFoundError:
         raise _refused(path, "it is missing") from None
-    if len(content) > _LONGEST:
-        raise _refused(path, f"it is larger than {_LONGEST >> 20} MiB")
+    return parsed(content, path)
+
+
+def parsed(content: bytes, path: Path) -> SegmentIndex:
+    """The index with this content. ``path``: what errors name.
+
+    Raises:
+        SessionError: it is damaged, or of another format.
+
+    """
+    if len(content) > LONGEST:
+        raise _refused(path, f"it is larger than {LONGEST >> 20} MiB")
     try:
         index = json.loads(content, parse_constant=no_number)
     except (ValueError, RecursionError):

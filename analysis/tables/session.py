@@ -20,7 +20,15 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from analysis.errors import SessionError, unreadable
-from analysis.tables import completing, labels, marks, pauses, run_totals, segments, window
+from analysis.tables import (
+    completing,
+    labels,
+    marks,
+    pauses,
+    run_totals,
+    session_files,
+    window,
+)
 from analysis.tables.completing import State as State
 from analysis.tables.faults import first_fault
 from analysis.tables.find import find_session
@@ -137,8 +145,10 @@ class Session:
         if not extents:
             return pl.LazyFrame(schema=dict(known.columns))
         first = extents[0]
-        is_one = len(extents) == 1 and first.piece.packed is None
-        if self.state == "complete" and known.is_csv and is_one and _is_utf8(first.piece.path):
+        is_one = len(extents) == 1 and known.is_csv and _is_utf8(first.piece.path)
+        if is_one and first.piece.rows is not None:
+            return first.piece.rows.lazy()
+        if self.state == "complete" and is_one and first.piece.is_plain:
             return pl.scan_csv(
                 first.piece.path,
                 has_header=False,
@@ -183,7 +193,7 @@ class Session:
         known = TABLES[table]
         with self._reading(known):
             # Checked apart from the query, which then reads only the columns that it needs.
-            if not known.is_csv:
+            if self._is_slow(known):
                 self._short_columns(known)
             elif table not in self._checked:
                 for _ in self.batches(table, known.checked, history=True):
@@ -239,14 +249,17 @@ class Session:
         )
 
     def _frames(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        if table.is_csv or (
-            table.name in self._read_columns and not table.lists.isdisjoint(columns)
-        ):
+        is_read = table.name in self._read_columns and not table.lists.isdisjoint(columns)
+        if is_read or not self._is_slow(table):
             yield from self._read(table, columns)
         elif table.lists.isdisjoint(columns):
             yield from self._short_columns(table).select(columns).iter_slices(_ROWS)
         else:
             yield from self._with_short_columns(table, columns)
+
+    def _is_slow(self, table: Table) -> bool:
+        """Whether reading some of its columns takes as long as reading all: it is JSON."""
+        return not table.is_csv and all(one.piece.rows is None for one in self._extents(table))
 
     def _read(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         return frames(self._extents(table), table, columns)
@@ -303,7 +316,7 @@ class Session:
 
         """
         known = TABLES[table]
-        plain = [one for one in self._extents(known) if one.piece.packed is None]
+        plain = [one for one in self._extents(known) if one.piece.is_plain]
         return text_of(plain)
 
     def _pieces(self, table: Table) -> tuple[Piece, ...]:
@@ -336,12 +349,16 @@ class Session:
         for piece in reversed(self._pieces(table)):
             if piece.packed is not None:
                 return piece.packed.last_sec or 0.0
+            if piece.rows is not None:
+                self._extents(table)  # It is checked before any of it counts.
+                last = piece.rows.last_time() or 0.0
+                return last if 0 <= last <= LONGEST_SEC else 0.0
             if piece.is_there() and (time := self._last_time_in(piece, table)) is not None:
                 return time
         return 0.0
 
     def _last_time_in(self, piece: Piece, table: Table) -> float | None:
-        """The last time in a plain file; None where it has no row."""
+        """The last time in a file of lines; None where it has no row."""
         with self._reading(table):
             cell = last_line(piece, table).partition(b",")[0]
         try:
@@ -357,7 +374,7 @@ class Session:
             yield
         except OSError as error:
             raise unreadable(self.directory / table.file, error) from None
-        except pl.exceptions.PolarsError as error:
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise self._malformed(table, str(error).partition("\n")[0]) from None
 
     def _malformed(self, table: Table, otherwise: str) -> SessionError:
@@ -368,7 +385,7 @@ class Session:
             return SessionError(f"{self.directory / table.file} is malformed: {otherwise}")
         remedy = (
             "restore the recorded file"
-            if fault.is_packed
+            if not fault.is_plain
             else "repair or remove that line, or make the table again with 'profilemate finalize' "
             f"if {JOURNAL_FOLDER}/ is still there"
         )
@@ -460,7 +477,7 @@ def _with_files(session: Session, period: int | None) -> Session:
             since all before the window was removed.
 
     """
-    files = segments.find(session.directory, hold=session.state != "complete")
+    files = session_files.find(session.directory, hold=session.state != "complete")
     session = replace(
         session,
         files=files,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from analysis.errors import SessionError
 
@@ -110,21 +110,28 @@ class Unpacker:
         return SessionError(f"{self._path} is damaged: {what}; restore the recorded file")
 
 
-class AsFile(RawIOBase):
-    """What an unpacker gives, as a file, which closes it."""
+class Source(Protocol):
+    """What gives a text from its beginning: the next bytes, at most so many; none at the end."""
 
-    def __init__(self, unpacker: Unpacker) -> None:
-        self._unpacker = unpacker
+    def read(self, most: int, /) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class AsFile(RawIOBase):
+    """What a source gives, as a file, which closes it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        text = self._unpacker.read(len(view))
+        text = self._source.read(len(view))
         view[: len(text)] = text
         return len(text)
 
     def close(self) -> None:
-        self._unpacker.close()
+        self._source.close()
         super().close()

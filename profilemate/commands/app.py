@@ -78,6 +78,8 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("check", "CheckOptions"),
     "finalize": ("finalize", "FinalizeOptions"),
     "snapshot": ("snapshot", "SnapshotOptions"),
+    "pack": ("pack", "PackOptions"),
+    "unpack": ("pack", "UnpackOptions"),
     "pause": ("pause", "PauseOptions"),
     "resume": ("pause", "PauseOptions"),
     "mark": ("mark", "MarkOptions"),

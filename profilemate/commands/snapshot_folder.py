@@ -6,19 +6,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from analysis import Session, open_session
 from analysis.errors import SessionError
+from analysis.tables import parquet_index
 from analysis.tables.metadata import number, part, parts, wall_clock, whole
 from analysis.tables.schema import FORMAT_VERSION, TABLES
 from analysis.tables.segments import Segment, find
 from analysis.tables.window import Window
 from profilemate.collector.metadata import SUMMARY_FILE
+from profilemate.commands.shared.new_folder import made
 from profilemate.format import snapshot
 from profilemate.format.folder import Folder
 from profilemate.format.marks import MARKS_FILE
@@ -45,9 +46,13 @@ def take(path: Path | None, now: datetime, *, last_sec: float | None, target: Pa
     """
     for _ in range(_TRIES):
         session = open_session(path)
+        if parquet_index.is_there(session.directory):
+            raise SessionError(
+                f"{session.directory} is a Parquet session, which does not change: copy its folder"
+            )
         place = _place(session, now) if target is None else Path(os.path.abspath(target))
         try:
-            with _made(place) as scratch:
+            with made(place) as scratch:
                 _fill(scratch, session, _wanted(session, last_sec), now)
             return place
         except _GoneError:
@@ -62,25 +67,6 @@ class _GoneError(Exception):
 def _place(session: Session, now: datetime) -> Path:
     folder = session.directory.resolve()
     return folder.with_name(snapshot.name_of(folder.name, now))
-
-
-@contextlib.contextmanager
-def _made(place: Path) -> Iterator[Path]:
-    """A folder to fill, which gets its name when it is full, and goes if it cannot be filled."""
-    scratch = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(3).hex()}")
-    if os.path.lexists(place):
-        raise SessionError(f"{place} is there already; name another folder with -o")
-    try:
-        os.mkdir(scratch, 0o700)
-    except OSError as error:
-        raise SessionError(f"cannot write {place}: {error.strerror}") from None
-    try:
-        yield scratch
-        os.rename(scratch, place)
-    except OSError as error:
-        raise SessionError(f"cannot write {place}: {error.strerror}") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _wanted(session: Session, last_sec: float | None) -> tuple[Segment, ...]:

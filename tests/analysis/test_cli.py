@@ -28,7 +28,8 @@ ANALYSIS = ["-m", "analysis"]
 PROFILEMATE = ["-c", "from profilemate.cli import main; main()"]
 NAMES = [
     *("run", "inject"),
-    *("summary", "report", "compare", "check", "finalize", "snapshot", "pause", "resume", "mark"),
+    *("summary", "report", "compare", "check", "finalize", "snapshot"),
+    *("pack", "unpack", "pause", "resume", "mark"),
     *("doctor", "plan", "sweep", "reconcile", "whatif", "route", "live", "metrics", "export"),
 ]
 

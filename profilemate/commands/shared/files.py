@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from analysis.errors import SessionError
 from profilemate.format.files import opened_atomically
+from profilemate.format.parquet import INDEX_FILE, TEXTS_FILE, table_file
 from profilemate.format.session import (
     CLOSED_FILE,
     FOUNDING_FILE,
@@ -110,6 +111,7 @@ def _is_record(target: Path) -> bool:
     if folder.name in (JOURNAL_FOLDER, KEPT_FOLDER):
         return any((folder / file).exists() for file in (FOUNDING_FILE, CLOSED_FILE))
     tables = {table.file for table in TABLES.values()}
+    tables |= {table_file(name) for name in TABLES} | {INDEX_FILE, TEXTS_FILE}
     records = {METADATA_FILE, SUMMARY_FILE, TOTALS_FILE, JOURNAL_FOLDER, KEPT_FOLDER} | tables
     return target.name in records and is_session(folder)
 

@@ -63,7 +63,7 @@ def _around(before: str, texts: pl.Series, after: str) -> pl.Series:
 
 def _shortest(values: pl.Series) -> pl.Series:
     """Numbers in as few digits as they need, and at least one behind the point."""
-    texts = values.cast(pl.String)
+    texts: pl.Series = values.cast(pl.String)
     if isinstance(values.dtype, pl.Decimal):
         texts = texts.str.strip_chars_end("0")
         ends_in_point = texts.str.ends_with(".").fill_null(False)
@@ -74,7 +74,8 @@ def _shortest(values: pl.Series) -> pl.Series:
     if not odd.any():
         return texts
     written = numbers.map_elements(repr, return_dtype=pl.String)
-    return pl.select(pl.when(odd).then(written).otherwise(texts)).to_series()
+    chosen = pl.when(odd).then(written).otherwise(texts)
+    return pl.select(chosen).to_series()
 
 
 def keys_of(line: bytes) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ METRICS = "VLLM_PROFILING_METRICS"
 SNAPSHOT_WHEN = "VLLM_PROFILING_SNAPSHOT_WHEN"
 SNAPSHOT_LIMIT = "VLLM_PROFILING_SNAPSHOT_LIMIT"
 SNAPSHOT_LAST = "VLLM_PROFILING_SNAPSHOT_LAST"
+DEPLOYMENT = "VLLM_PROFILING_DEPLOYMENT"
+CONTENT_KEY = "VLLM_PROFILING_CONTENT_KEY"
 NAMES = (
     SWITCH,
     ENABLE_SWITCH,
@@ -58,6 +60,8 @@ NAMES = (
     SNAPSHOT_WHEN,
     SNAPSHOT_LIMIT,
     SNAPSHOT_LAST,
+    DEPLOYMENT,
+    CONTENT_KEY,
 )
 
 Address = tuple[str, int]
@@ -70,6 +74,9 @@ MOST_EXPERT_PAIRS = 512
 LONGEST_SHOWN = 80
 """Characters of a value in a message."""
 
+OF_DEPLOYMENT = "deployment"
+"""In VLLM_PROFILING_CONTENT_KEY: the secret that profilemate keeps for the deployment."""
+
 EVERYTHING = "all"
 """Stands for every hook in VLLM_PROFILING_FAILED."""
 
@@ -77,6 +84,8 @@ _ADDRESS = re.compile(
     r"(localhost|[0-9]{1,3}(?:\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})"
 )
 """No other name: to look one up can take long."""
+
+_DEPLOYMENT = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
 
 _ON_OFF = {
     **dict.fromkeys(("1", "true", "on", "yes"), True),
@@ -115,6 +124,11 @@ class Config:
     """How many of them it takes."""
     snapshot_last_sec: float
     """How much before its end each of them covers, at least."""
+    deployment: str
+    """The id of the deployment; empty where the user gave none."""
+    content_key: str
+    """The path of a file with the secret that content ids of several sessions have in common, or
+    ``OF_DEPLOYMENT``; empty: each session's are its own."""
     problems: tuple[str, ...]
     """One line for each value that was not understood."""
 
@@ -218,6 +232,8 @@ def read(environ: Mapping[str, str]) -> Config:
         snapshot_when=_snapshot_when(environ, problems),
         snapshot_limit=_snapshot_limit(environ, problems),
         snapshot_last_sec=_snapshot_last(environ, problems),
+        deployment=_deployment(environ, problems),
+        content_key=_content_key(environ, problems),
         problems=tuple(problems),
     )
 
@@ -268,6 +284,29 @@ def _snapshot_last(environ: Mapping[str, str], problems: list[str]) -> float:
             "10m or 1h); the default is used: 10m"
         )
     return found or DEFAULT_LAST_SEC
+
+
+def _deployment(environ: Mapping[str, str], problems: list[str]) -> str:
+    value = environ.get(DEPLOYMENT, "").strip()
+    if not value or _DEPLOYMENT.fullmatch(value):
+        return value
+    problems.append(
+        f"{DEPLOYMENT}={shortened(value, LONGEST_SHOWN)} is not understood (a name of at most 200 "
+        "letters, digits and ._:/@+-); the deployment has the id that vLLM's settings give it"
+    )
+    return ""
+
+
+def _content_key(environ: Mapping[str, str], problems: list[str]) -> str:
+    value = environ.get(CONTENT_KEY, "").strip()
+    if not value or value == OF_DEPLOYMENT or os.path.isabs(os.path.expanduser(value)):
+        return value
+    # Not the value: whoever puts the secret itself there must not find it in a log.
+    problems.append(
+        f"{CONTENT_KEY} is not understood (the absolute path of a file with a secret, or "
+        "'deployment'); each session's content ids are its own"
+    )
+    return ""
 
 
 def _address(value: str) -> Address | None:

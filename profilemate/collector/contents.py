@@ -7,11 +7,30 @@ import struct
 from array import array
 from collections.abc import Callable
 from hashlib import blake2s
+from typing import NamedTuple
 
 from profilemate.format.events import HASH_BYTES
 
 _MASK = (1 << 53) - 1
 """The bits that a JSON number holds exactly."""
+
+
+class Ids(NamedTuple):
+    """The two ways of an engine to ids: ``of_hashes`` turns hashes, one after the other, into
+    content ids, and ``once`` a number that the engine counts into an id that no other content
+    has."""
+
+    of_hashes: Callable[[bytes], list[str]]
+    once: Callable[[int], str]
+
+
+def ids_of(key: bytes, own: bytes) -> Ids:
+    """The ids of an engine whose contents have this key; ``own`` is the session's."""
+    if key == own:
+        return Ids(content_ids(key), str)
+    # Two sessions with the same key count alike.
+    of_own = content_ids(own)
+    return Ids(content_ids(key), lambda number: of_own(number.to_bytes(HASH_BYTES, "little"))[0])
 
 
 def content_ids(key: bytes) -> Callable[[bytes], list[str]]:

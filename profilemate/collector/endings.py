@@ -7,14 +7,14 @@ episode's end, when they have been counted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from profilemate.collector.requests import Finish, Request, prefix_ids, row
 from profilemate.collector.tables import Append
 
 _ONCE_SHIFT = 32
-"""Above these bits a content id that occurs once has its engine's rank."""
+"""Above these bits the number of a content that occurs once has its engine's rank."""
 
 
 class _Ended(NamedTuple):
@@ -35,6 +35,7 @@ class Endings:
         prefix_unit: prefixes that end at a multiple of this many tokens have the ids of contents;
             0: none have.
         caching: whether blocks have contents at all.
+        once: makes the id of a content that occurs once out of a number.
         append: takes a row.
 
     ``used_once`` counts the content ids that occur once so far.
@@ -48,6 +49,7 @@ class Endings:
         block_size: int,
         prefix_unit: int,
         caching: bool,
+        once: Callable[[int], str],
         append: Append,
     ) -> None:
         self._rank = rank
@@ -55,6 +57,7 @@ class Endings:
         self._block_size = block_size
         self._prefix_unit = prefix_unit
         self._caching = caching
+        self._once = once
         self._append = append
         self._ended: list[_Ended] = []
         self.used_once = 0
@@ -113,7 +116,7 @@ class Endings:
         prompt_ids = contents[:full]
         while len(prompt_ids) * size < request.prompt_tokens:
             self.used_once += 1
-            prompt_ids.append(f"{self._rank << _ONCE_SHIFT | self.used_once}")
+            prompt_ids.append(self._once(self._rank << _ONCE_SHIFT | self.used_once))
         # The last token's own KV is never there, and what was not computed is nowhere.
         tokens = min(finish.computed_tokens, request.prompt_tokens + finish.output_tokens - 1)
         return prompt_ids, contents[full : max(full, tokens // size)]

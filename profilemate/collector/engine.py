@@ -8,7 +8,7 @@ from typing import Any
 
 from profilemate.collector.block_rows import BlockRows
 from profilemate.collector.blocks import NEVER, NO_GROUP, Pool
-from profilemate.collector.contents import content_ids
+from profilemate.collector.contents import Ids
 from profilemate.collector.decode import GAP, Episode, ImpossibleError, events_of
 from profilemate.collector.endings import Endings
 from profilemate.collector.header import Header
@@ -31,21 +31,22 @@ _LOOKED_AHEAD = SETTLED | {Op.REPEAT, Op.MOVE, Op.REQUEST, Op.LOST}
 
 
 class Engine:
-    """One engine's state. ``header`` is its journal's; ``origin_ns`` is second 0 of the session.
+    """One engine's state. ``header`` is its journal's; ``origin_ns`` is second 0 of the session;
+    ``ids`` makes its content ids.
 
     ``lost`` has the parts of the recording that ended early, each with the reason where it is
     known.
     """
 
     def __init__(
-        self, header: Header, origin_ns: int, key: bytes, tables: Tables, totals: Totals
+        self, header: Header, origin_ns: int, ids: Ids, tables: Tables, totals: Totals
     ) -> None:
         self.rank = header.rank
         self.last_ns = origin_ns
         self.mismatches = 0
         self.lost: dict[str, str] = {}
         self._origin = origin_ns
-        self.content_ids = content_ids(key)
+        self.content_ids = ids.of_hashes
         self._block_size = header.hash_block_size
         self._max_tokens = header.max_tokens
         self.shape = header.shape
@@ -67,6 +68,7 @@ class Engine:
             block_size=self._block_size,
             prefix_unit=header.prefix_unit,
             caching=header.caching,
+            once=ids.once,
             append=tables.append("requests.jsonl"),
         )
         self._episode = 0

@@ -237,6 +237,7 @@ _OF_ALL: dict[str, Check] = {
     ),
     "versions": _optional(_by_name(_some_text)),
     "device": _some_text,
+    "deployment": _some_text,
 }
 
 _OF_ENGINE: dict[str, Check] = {
@@ -260,6 +261,8 @@ _OF_ENGINE: dict[str, Check] = {
     "model": _optional(_record()),
     "scheduler": _optional(_record()),
     "content_ids_shared": _some_flag,
+    "content_basis": _some_text,
+    "contents_apart_because": _some_text,
 }
 
 _OF_WORKER: dict[str, Check] = {

@@ -16,6 +16,7 @@ from profilemate.collector.segments import Closed, Segments
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
+from profilemate.format import content_key
 from profilemate.format.events import prefix_lengths
 from profilemate.format.folder import Folder
 from profilemate.format.session import METADATA_FILE, Founding
@@ -78,6 +79,7 @@ def content(
     first = engines[0].header if engines else {}
     either = first or (workers[0].header if workers else {})
     dropped = sum(producer.status.get("dropped_events", 0) for producer in producers)
+    basis = first.get("content_basis")
     failed = any(
         producer.problem or producer.status.get("failed") or producer.lost for producer in producers
     )
@@ -94,6 +96,7 @@ def content(
         "segments": len(segments.closed),
         "window": window(segments.closed),
         "snapshots": snapshots,
+        "deployment": either.get("deployment"),
         "host": founding.host,
         "argv": founding.argv,
         "versions": either.get("versions", {}),
@@ -111,6 +114,10 @@ def content(
         "gpu_memory": gpu_facts.gpu_memory(workers, sampling),
         "experts": gpu_facts.experts(workers),
         "content_ids_shared": bool(first.get("content_ids_shared", False)),
+        "contents_key": content_key.name_of(founding, basis),
+        "contents_apart_because": content_key.apart_because(
+            founding, basis, first.get("contents_apart_because")
+        ),
         "prefix_lengths": prefix_lengths((first.get("cache") or {}).get("max_model_len") or 0),
         "cost": {
             "hook_sec": sum(p.status.get("hook_ns", 0) for p in producers) / 1e9,

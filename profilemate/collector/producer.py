@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from profilemate.collector.chain import Chain
+from profilemate.collector.contents import ids_of
 from profilemate.collector.decode import GAP, DecodeError, Episode, ImpossibleError, episodes
 from profilemate.collector.engine import Engine
 from profilemate.collector.header import Header, read_header, read_status
@@ -18,7 +19,7 @@ from profilemate.collector.journal_reader import Frame, JournalReader
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker import Worker
-from profilemate.format import processes
+from profilemate.format import content_key, processes
 from profilemate.format.errors import SessionError
 from profilemate.format.events import PARTS
 from profilemate.format.journal import MAGIC, Kind, file_name
@@ -336,7 +337,9 @@ class Producer:
         if header.role == "worker":
             self.state = Worker(header, origin, key, self._tables, self._totals)
         else:
-            self.state = Engine(header, origin, key, self._tables, self._totals)
+            basis = header.facts.get("content_basis")
+            ids = ids_of(content_key.key_of(self._founding, basis), key)
+            self.state = Engine(header, origin, ids, self._tables, self._totals)
 
     def _take_events(self, frame: Frame) -> None:
         self._events_at = frame.offset

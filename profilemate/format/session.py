@@ -41,6 +41,11 @@ class Founding:
     argv: list[str]
     keep: str = ""
     """VLLM_PROFILING_KEEP: how much of the tables is kept."""
+    contents: bytes = b""
+    """Behind ids that several sessions have in common, made of the user's secret; removed as
+    ``key`` is. Empty: the ids are the session's own."""
+    contents_apart: str = ""
+    """Why the user's secret could not be used; empty where it could, or there is none."""
 
 
 def read_founding(journals: Folder) -> Founding:
@@ -53,7 +58,10 @@ def read_founding(journals: Folder) -> Founding:
     name = CLOSED_FILE if journals.has(CLOSED_FILE) else FOUNDING_FILE
     try:
         founding = json.loads(journals.read(name))
-        return Founding(**{**founding, "key": bytes.fromhex(founding["key"])})
+        secrets = {
+            name: bytes.fromhex(founding[name]) for name in ("key", "contents") if name in founding
+        }
+        return Founding(**{**founding, **secrets})
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SessionError(f"{journals.path / name} cannot be read: {reason}") from None

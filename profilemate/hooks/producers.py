@@ -11,7 +11,8 @@ from profilemate import config, hooks
 from profilemate.format import processes
 from profilemate.format.control import Asked
 from profilemate.format.keep import DEFAULT, read_keep
-from profilemate.record import launch
+from profilemate.messages import say
+from profilemate.record import content_secret, launch
 from profilemate.record.backlog import Backlog
 from profilemate.record.claim import Place, claim, ensure_name
 from profilemate.record.recorder import STEP_PAUSE_SEC, Recorder
@@ -45,9 +46,14 @@ def open_journal(
         "hooks": [status._asdict() for status in hooks.status()],
         **described,
     }
+    deployment = described.get("deployment")
+
+    def settle() -> dict[str, str]:
+        return _of_contents(settings, deployment)
+
     recorder = None
     name = ensure_name(os.environ)
-    place = claim(settings.directory, name, f"{producer}{rank}", settings.keep)
+    place = claim(settings.directory, name, f"{producer}{rank}", settings.keep, settle)
     try:
         start = partial(launch.start, place.directory)
         backlog = Backlog(place.journal, start, read_keep(settings.keep) or DEFAULT)
@@ -65,3 +71,13 @@ def open_journal(
         raise
     place.journal.unlink(missing_ok=True)
     return None
+
+
+def _of_contents(settings: config.Config, deployment: str | None) -> dict[str, str]:
+    """What the founding of a session says of the secret behind its content ids."""
+    try:
+        secret = content_secret.read(settings, deployment)
+    except content_secret.SecretError as error:
+        say(content_secret.problem_of(str(error)))
+        return {"contents_apart": str(error)}
+    return {"contents": secret.hex()} if secret else {}

@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,13 @@ def is_name(text: str) -> bool:
     return fits and re.fullmatch(r"session_[\w.-]+", text, re.ASCII) is not None
 
 
-def claim(base: Path, name: str, producer: str, keep: str = "") -> Place:
+Settle = Callable[[], dict[str, str]]
+"""Called by the process that founds a session: what else its founding says."""
+
+
+def claim(
+    base: Path, name: str, producer: str, keep: str = "", settle: Settle | None = None
+) -> Place:
     """Open the journal of ``producer`` in the session ``name`` under ``base``, of which so much is
     to be kept.
 
@@ -80,7 +86,7 @@ def claim(base: Path, name: str, producer: str, keep: str = "") -> Place:
         with Folder.anyones(base) as sessions:
             for number in range(1, 1000):
                 attempt = name if number == 1 else f"{name}_{number}"
-                place = _claim_in(sessions, attempt, producer, keep)
+                place = _claim_in(sessions, attempt, producer, keep, settle)
                 if place is not None:
                     return place
     except OSError as error:
@@ -118,7 +124,9 @@ def _make_parents(folder: Path) -> None:
             folder.mkdir(mode=0o755)
 
 
-def _claim_in(sessions: Folder, session_id: str, producer: str, keep: str) -> Place | None:
+def _claim_in(
+    sessions: Folder, session_id: str, producer: str, keep: str, settle: Settle | None
+) -> Place | None:
     """The place in this very session, or None where it is taken or closed."""
     is_new = _make(sessions, session_id)
     with sessions.folder(session_id) as session:
@@ -133,7 +141,7 @@ def _claim_in(sessions: Folder, session_id: str, producer: str, keep: str) -> Pl
         except FileNotFoundError:
             return None
         with journals:
-            return _join(session, journals, session_id, producer, keep)
+            return _join(session, journals, session_id, producer, keep, settle)
 
 
 def _make(sessions: Folder, session_id: str) -> bool:
@@ -146,10 +154,15 @@ def _make(sessions: Folder, session_id: str) -> bool:
 
 
 def _join(
-    session: Folder, journals: Folder, session_id: str, producer: str, keep: str
+    session: Folder,
+    journals: Folder,
+    session_id: str,
+    producer: str,
+    keep: str,
+    settle: Settle | None,
 ) -> Place | None:
     """Make the producer's journal, or None where there is one or the session is closed."""
-    founding = _found(journals, session_id, keep)
+    founding = _found(journals, session_id, keep, settle)
     if founding is None or founding.host != platform.node():
         return None
     name = f"{producer}.journal"
@@ -166,7 +179,7 @@ def _join(
     return Place(session.path, journals.path / name, fd, founding)
 
 
-def _found(journals: Folder, session_id: str, keep: str) -> Founding | None:
+def _found(journals: Folder, session_id: str, keep: str, settle: Settle | None) -> Founding | None:
     """The session's founding, made if there is none; None where the session is closed."""
     if journals.has(CLOSED_FILE):
         return None
@@ -179,6 +192,7 @@ def _found(journals: Folder, session_id: str, keep: str) -> Founding | None:
             "key": os.urandom(32).hex(),
             "argv": redact(root_argv(session_id)),
             "keep": keep,
+            **(settle() if settle is not None else {}),
         }
         try:
             journals.write(FOUNDING_FILE, json.dumps(founding).encode(), replace=False)

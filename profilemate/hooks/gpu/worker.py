@@ -18,6 +18,7 @@ from profilemate.hooks.gpu import executions, experts, graphs, worker_facts
 from profilemate.hooks.gpu.experts import Counted
 from profilemate.hooks.gpu.gpu_timer import GpuTimer
 from profilemate.hooks.instances import has_method, hook, reference
+from profilemate.hooks.kv.deployment import deployment_of
 from profilemate.hooks.producers import open_journal
 from profilemate.messages import cause, give_up, say
 from profilemate.record import launch
@@ -78,6 +79,7 @@ def _watch(worker: Any, settings: config.Config) -> None:
     header = {
         "gpu_interval_sec": settings.gpu_interval_sec,
         "gpu_timing": settings.gpu_timing,
+        "deployment": deployment_of(settings, worker.vllm_config),
         **described,
     }
     opened = open_journal(settings, "worker", described["rank"], header, WORKER_PAUSE_SEC)

@@ -35,9 +35,9 @@ def describe(scheduler: Any, pools: list[Any]) -> dict[str, Any]:
         "pools": [_pool(pool) for pool in pools],
         "groups": [_group(group, scheduler, index, pools) for index, group in enumerate(groups)],
         "caching": caching,
-        "hash_block_size": _hash_block_size(scheduler, pools),
+        "hash_block_size": hash_block_size(scheduler, pools),
         "told_by_content": prefix_unit(scheduler, pools),
-        "content_ids_shared": _content_ids_shared(),
+        "content_ids_shared": hashes_are_shared(config),
         "model": _model(config, groups),
         "cache": _cache(scheduler, config),
         "parallel": _parallel(config),
@@ -76,10 +76,12 @@ def prefix_unit(scheduler: Any, pools: list[Any]) -> int:
     """Prefixes that end at a multiple of this many tokens have the content id of their last block,
     which is the same for all engines of the session; 0: none have."""
     caching = scheduler.vllm_config.cache_config.enable_prefix_caching
-    return _hash_block_size(scheduler, pools) if caching and _content_ids_shared() else 0
+    is_shared = caching and hashes_are_shared(scheduler.vllm_config)
+    return hash_block_size(scheduler, pools) if is_shared else 0
 
 
-def _hash_block_size(scheduler: Any, pools: list[Any]) -> int:
+def hash_block_size(scheduler: Any, pools: list[Any]) -> int:
+    """Tokens that one content id stands for."""
     return int(fact(lambda: pools[0].hash_block_size) or scheduler.block_size)
 
 
@@ -157,13 +159,14 @@ def _plain(value: Any) -> int | str | None:
     return value if value is None or isinstance(value, str) else int(value)
 
 
-def _content_ids_shared() -> bool:
-    """Whether two processes hash the same block alike: from vLLM 0.29 on they always do."""
+def hashes_are_shared(config: Any) -> bool:
+    """Whether two processes hash the same block alike: from vLLM 0.29 on they do, but by xxhash."""
     if os.environ.get("PYTHONHASHSEED", "random") != "random":
         return True
     version = fact(lambda: sys.modules["vllm"].__version__) or "0"
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-    return numbers >= [0, 29]
+    algorithm = fact(lambda: str(config.cache_config.prefix_caching_hash_algo)) or ""
+    return numbers >= [0, 29] and not algorithm.startswith("xxhash")
 
 
 def _model(config: Any, groups: Any) -> dict[str, Any]:

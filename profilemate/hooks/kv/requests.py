@@ -288,8 +288,8 @@ def _prefix_ids(request: Any, key: bytes, unit: int) -> bytes:
         lengths = [length for length in lengths if length % unit]
     if not lengths:
         return b""
-    lora, salt = request.lora_request, getattr(request, "cache_salt", None)
-    digest = blake2b(repr((lora and lora.lora_int_id, salt)).encode(), **_keyed(key))
+    salt = getattr(request, "cache_salt", None)
+    digest = blake2b(repr((_adapter(request.lora_request), salt)).encode(), **_keyed(key))
     width = array("i").itemsize
     data = memoryview(array("i", tokens[: lengths[-1]]).tobytes())
     media = sorted(_media(request), reverse=True)
@@ -301,6 +301,15 @@ def _prefix_ids(request: Any, key: bytes, unit: int) -> bytes:
         ids.append(digest.copy().digest())
         begin = end
     return b"".join(ids)
+
+
+def _adapter(lora: Any) -> tuple[str, str] | None:
+    """The adapter as every process calls it, and as vLLM's block hashes have it: its number is of
+    one process."""
+    if lora is None:
+        return None
+    path = getattr(lora, "lora_path", None) or getattr(lora, "lora_local_path", None)
+    return str(getattr(lora, "lora_name", None) or lora.name), str(path)
 
 
 def _media(request: Any) -> list[tuple[int, str]]:

@@ -9,11 +9,13 @@ import weakref
 from typing import Any
 
 from profilemate import config
+from profilemate.format import content_key
 from profilemate.format.errors import SessionError
 from profilemate.hooks import targets
 from profilemate.hooks.instances import reference
-from profilemate.hooks.kv import block_pool, drafts, facts, kv_cache_manager, steps
+from profilemate.hooks.kv import block_pool, contents, drafts, facts, kv_cache_manager, steps
 from profilemate.hooks.kv.bare import hashers
+from profilemate.hooks.kv.deployment import deployment_of
 from profilemate.hooks.kv.engine_parts import EngineParts
 from profilemate.hooks.kv.pausing import Pausing
 from profilemate.hooks.kv.requests import Requests, hashes_of
@@ -43,13 +45,18 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
     manager = scheduler.kv_cache_manager
     pools = _pools(manager)
     rank = facts.engine_rank(scheduler.vllm_config)
-    described = facts.describe(scheduler, pools)
+    described = {
+        **facts.describe(scheduler, pools),
+        **contents.describe(scheduler, pools),
+        "deployment": deployment_of(settings, scheduler.vllm_config),
+    }
     opened = open_journal(settings, "engine", rank, described)
     if opened is None:
         return
     place, recorder = opened
     try:
-        _attach(scheduler, pools, place.founding.key, recorder)
+        key = content_key.key_of(place.founding, described["content_basis"])
+        _attach(scheduler, pools, key, recorder)
     except Exception as error:
         recorder.fail("attaching", error)
         recorder.close()

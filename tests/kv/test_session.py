@@ -25,7 +25,7 @@ from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.session import Founding
 from profilemate.record import claim as claiming
-from profilemate.record.claim import claim, ensure_name, is_name
+from profilemate.record.claim import Settle, claim, ensure_name, is_name
 from profilemate.record.redact import redact
 from tests.kv.children import Child, Say, said
 from tests.kv.recording import hooks_only, only_session
@@ -249,8 +249,8 @@ def test_a_session_that_is_closed_in_this_very_moment(
     journals, done = tmp_path / NAME / "journal", tmp_path / "done"
     look = claiming._found
 
-    def found(folder: Folder, session_id: str, keep: str) -> Founding | None:
-        founding = look(folder, session_id, keep)
+    def found(folder: Folder, session_id: str, keep: str, settle: Settle | None) -> Founding | None:
+        founding = look(folder, session_id, keep, settle)
         if session_id != NAME:
             return founding
         (journals / "session.json").rename(journals / "closed.json")
@@ -258,7 +258,11 @@ def test_a_session_that_is_closed_in_this_very_moment(
             journals.rename(done)
         if moment == "removed in part":
             (done / "closed.json").unlink()
-        return founding if joining == "has read its founding" else look(folder, session_id, keep)
+        return (
+            founding
+            if joining == "has read its founding"
+            else look(folder, session_id, keep, settle)
+        )
 
     monkeypatch.setattr(claiming, "_found", found)
     place = claim(tmp_path, NAME, "engine1")

@@ -31,6 +31,7 @@ _EXTRAS = {
     "plotly": "report",
     "perfetto": "export",
     "tokenizers": "export",
+    "opentelemetry": "export",
 }
 """The extra that has a package which may be missing."""
 

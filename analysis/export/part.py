@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -49,11 +49,11 @@ class Part:
 WHOLE = Part()
 
 
-def check(session: Session, part: Part) -> None:
-    """See to it that something of the session is in this part.
+def resolved(session: Session, part: Part) -> Part:
+    """The part with whole ids for those that are given by their beginnings.
 
     Raises:
-        SessionError: the session ended before, or it has no request of this name.
+        SessionError: the session ended before, or not just one of its requests has such an id.
 
     """
     if part.begin_sec is not None and part.begin_sec >= session.end_sec:
@@ -62,13 +62,34 @@ def check(session: Session, part: Part) -> None:
             f"the window begins at {part.begin_sec:.6g} s; choose an earlier window"
         )
     if part.requests is None:
-        return
-    known: set[str] = set()
+        return part
+    wanted = sorted(part.requests)
+    known: dict[str, set[str]] = {text: set() for text in wanted}
     for batch in session.batches("requests", ["request_id"]):
-        known.update(batch.filter(part.names("request_id"))["request_id"])
-    missing = sorted(part.requests - known)
-    if missing:
+        for text, ids in known.items():
+            ids.update(batch.filter(pl.col("request_id").str.starts_with(text))["request_id"])
+    return replace(
+        part, requests=frozenset(_only(session, text, ids) for text, ids in known.items())
+    )
+
+
+def _only(session: Session, text: str, ids: set[str]) -> str:
+    """The id that is meant: this one, or the only one that begins with it."""
+    if text in ids:
+        return text
+    if len(ids) == 1:
+        return ids.pop()
+    if not ids:
         raise SessionError(
-            f"{session.directory}: requests.jsonl has no request {missing[0]!r} that ended; take "
-            "the ids from there"
+            f"{session.directory}: requests.jsonl has no request {text!r} that ended, and none "
+            "whose id begins so; take the ids from there"
         )
+    shown = ", ".join(repr(each) for each in sorted(ids)[:_NEAR])
+    raise SessionError(
+        f"{session.directory}: the ids of {len(ids):,} requests begin with {text!r}; give more of "
+        f"one of them: {shown}{' …' if len(ids) > _NEAR else ''}"
+    )
+
+
+_NEAR = 5
+"""Ids that are named where several begin so."""

@@ -39,13 +39,15 @@ SHOWN = (
 )
 """What a trace says of a request, beside its phases."""
 
+TRACED = ("trace_id", "parent_span_id")
+"""The trace that a request's client put it into; null where none is known."""
+
 
 @dataclass(frozen=True)
 class Phases:
     """``requests``: a row for each request that ended. Columns: ``request`` (its number),
-    ``engine``, ``request_id``, ``arrived_sec``, ``finish_sec``, and of requests.jsonl the lengths
-    in tokens, ``num_blocks``, ``preemptions``, ``finish_reason``, ``priority``, ``tenant`` and
-    ``lora``.
+    ``engine``, ``request_id``, ``arrived_sec``, ``finish_sec``, and of requests.jsonl ``SHOWN``
+    and ``TRACED``.
 
     ``spans``: a row for each phase, request by request, in the order of time. Columns: ``request``,
     ``phase``, ``begin_sec``, ``end_sec``, ``stint`` (its number; of the one before, where it was
@@ -96,9 +98,10 @@ def _requests(session: Session) -> pl.DataFrame:
             "first_token_sec",
             "finish_sec",
             *SHOWN,
+            *TRACED,
             arrived_sec=pl.col("timestamp") / 1e3,
         )
-        for batch in session.batches(TABLE, [*columns, *SHOWN], history=True)
+        for batch in session.batches(TABLE, [*columns, *SHOWN, *TRACED], history=True)
     ]
     if not parts:
         parts = [pl.DataFrame(schema=_SCHEMA)]
@@ -113,6 +116,7 @@ _SCHEMA = {
     "first_token_sec": pl.Float64,
     "finish_sec": pl.Float64,
     **{name: pl.String if name in ("finish_reason", "lora") else pl.Int64 for name in SHOWN},
+    **dict.fromkeys(TRACED, pl.String),
     "arrived_sec": pl.Float64,
 }
 

@@ -402,6 +402,8 @@ _ALL = (
             "bare_hash_ids": _IDS,
             "draft_tokens": _COUNT,
             "accepted_tokens": _COUNT,
+            "trace_id": _TEXT,
+            "parent_span_id": _TEXT,
         },
         (),
         time="timestamp",

@@ -16,7 +16,7 @@ from profilemate.collector.lookups import Lookups, OpenRow
 from profilemate.collector.owners import NOBODY, SETTLED, Parts, settle
 from profilemate.collector.pauses import Pauses
 from profilemate.collector.regrets import Regrets
-from profilemate.collector.requests import Finish, Request, count_drafts, parse_request
+from profilemate.collector.requests import Finish, Request, count_drafts, note_trace, parse_request
 from profilemate.collector.steps import StepRows
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
@@ -410,6 +410,8 @@ class Engine:
     def _more(self, time: int, kind: int, blob: bytes) -> None:
         if kind == More.DRAFTS:
             count_drafts(self._requests, blob)
+        elif kind == More.TRACE:
+            note_trace(self._requests, blob)
 
     def _lookup(self, time: int, number: int, query: int, hit: int, skipped: int) -> None:
         if hit > query:

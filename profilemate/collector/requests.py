@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -17,6 +18,8 @@ from profilemate.format.events import (
     NOT_KNOWN,
     PREEMPTED_BEFORE,
     PREFIX_BYTES,
+    SPAN_ID,
+    TRACE_ID,
     prefix_lengths,
 )
 
@@ -67,6 +70,9 @@ class Request:
     draft_tokens: int | None = None
     """Tokens that speculation proposed. None: there was none, or it is not known."""
     accepted_tokens: int | None = None
+    trace_id: str | None = None
+    parent_span_id: str | None = None
+    """Of the trace that its client has put it into. None: into none."""
 
     @property
     def num_blocks(self) -> int:
@@ -197,6 +203,32 @@ MOST_DRAFTS = 1 << 31
 """No request gets more."""
 
 
+def note_trace(requests: Mapping[int, Request], blob: bytes) -> None:
+    """Note which trace a request belongs to, as ``More.TRACE`` says.
+
+    Raises:
+        ImpossibleError: it names no request, or no trace.
+
+    """
+    values = _from_json(blob.decode())
+    is_sound = (
+        isinstance(values, list)
+        and len(values) == len(("number", "trace", "span"))
+        and type(values[0]) is int
+        and values[0] in requests
+        and all(isinstance(value, str) for value in values[1:])
+        and _TRACE.fullmatch(values[1])
+        and _SPAN.fullmatch(values[2])
+    )
+    if not is_sound:
+        raise ImpossibleError("a trace that is not named as one")
+    number, trace, span = values
+    requests[number].trace_id, requests[number].parent_span_id = trace, span
+
+
+_TRACE, _SPAN = re.compile(TRACE_ID), re.compile(SPAN_ID)
+
+
 def prefix_ids(request: Request, prompt_tokens: int, unit: int, prompt_ids: list[str]) -> list[str]:
     """One id for each of the prompt's ``prefix_lengths``.
 
@@ -287,8 +319,15 @@ def row(
         f'"priority":{_json(request.priority)},"computed_tokens":{finish.computed_tokens},'
         f'"api_server":{request.api_server},"bare_hash_ids":{bare},'
         f'"draft_tokens":{_json(request.draft_tokens)},'
-        f'"accepted_tokens":{_json(request.accepted_tokens)}}}'
+        f'"accepted_tokens":{_json(request.accepted_tokens)},'
+        f'"trace_id":{_quoted(request.trace_id)},'
+        f'"parent_span_id":{_quoted(request.parent_span_id)}}}'
     )
+
+
+def _quoted(digits: str | None) -> str:
+    """An id of hexadecimal digits, which no two requests share, as JSON."""
+    return _NULL if digits is None else f'"{digits}"'
 
 
 def _seconds(duration_ns: int) -> str:

@@ -97,6 +97,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
 _EXPORTS: Mapping[str, tuple[str, str]] = {
     "perfetto": ("export_perfetto", "PerfettoOptions"),
     "load": ("export_load", "LoadOptions"),
+    "otlp": ("export_otlp", "OtlpOptions"),
 }
 """The same of the commands of ``export``."""
 
@@ -121,6 +122,7 @@ def _export(context: typer.Context) -> None:
       profilemate export perfetto --help
       profilemate export perfetto          what ran, as a trace
       profilemate export load              what was asked, to be replayed
+      profilemate export otlp              requests as spans, for OpenTelemetry
 
     \b
     Exit codes:

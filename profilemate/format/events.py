@@ -134,6 +134,13 @@ class More(IntEnum):
     DRAFTS = 3
     """What speculation brought a request that ends: request, tokens that were proposed, those of
     them that were accepted."""
+    TRACE = 4
+    """The trace of OpenTelemetry's that a request which just arrived belongs to: request, trace id
+    and the id of the span above it, in W3C's spelling."""
+
+
+TRACE_ID, SPAN_ID = "[0-9a-f]{32}", "[0-9a-f]{16}"
+"""How W3C's Trace Context writes a trace and a span. Only zeros stand for none."""
 
 
 PARTS = {

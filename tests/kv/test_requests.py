@@ -210,3 +210,55 @@ def test_a_hostile_id_in_a_failure(
     metadata = make_tables(only_session(tmp_path), tmp_path / "tables").metadata
     assert not metadata["complete"]
     assert "free" in metadata["processes"][0]["hooks_failed"]
+
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"00-{TRACE}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-00",
+        f" 00-{TRACE}-{SPAN}-01\t",
+        f"cc-{TRACE}-{SPAN}-01-what-a-later-version-appends",
+    ],
+)
+def test_a_request_names_its_trace(model: Path, tmp_path: Path, header: str) -> None:
+    make = RequestMaker()
+    headers = {"traceparent": header, "tracestate": "vendor=secret"}
+    traced = make("traced", tokens(1, 40), 2, trace_headers=headers, cache_salt="a")
+    other = make("other", tokens(2, 40), 2)
+    tables = run(model, tmp_path, [traced, other])
+    rows = tables.requests()
+    assert (rows["traced"]["trace_id"], rows["traced"]["parent_span_id"]) == (TRACE, SPAN)
+    assert (rows["other"]["trace_id"], rows["other"]["parent_span_id"]) == (None, None)
+    assert tables.metadata["complete"] is True
+    kept = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert kept
+    assert not [file for file in kept if b"secret" in file.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"traceparent": f"00-{TRACE}-{SPAN}-01-more"},
+        {"traceparent": f"00-{TRACE.upper()}-{SPAN}-01"},
+        {"traceparent": f"00-{'0' * 32}-{SPAN}-01"},
+        {"traceparent": f"00-{TRACE}-{'0' * 16}-01"},
+        {"traceparent": f"ff-{TRACE}-{SPAN}-01"},
+        {"traceparent": f"00-{TRACE}-{SPAN}"},
+        {"traceparent": f"00-{TRACE}-{SPAN}-01\n"},
+        {"traceparent": "=cmd|'/c calc'!A1"},
+        {"traceparent": None},
+        {"tracestate": "vendor=1"},
+    ],
+)
+def test_a_header_that_names_no_trace_is_as_none(
+    model: Path, tmp_path: Path, headers: dict[str, Any]
+) -> None:
+    request = RequestMaker()("r", tokens(1, 40), 2, trace_headers=headers)
+    tables = run(model, tmp_path, [request])
+    row = tables.requests()["r"]
+    assert (row["trace_id"], row["parent_span_id"]) == (None, None)
+    assert tables.metadata["complete"] is True

@@ -13,10 +13,11 @@ from typing import BinaryIO
 
 from analysis.export import part as parts
 from analysis.export import phases
+from analysis.export.clock import Clock
 from analysis.export.part import WHOLE, Part
 from analysis.export.perfetto import engine, evictions, gpu, requests, torch_profiler
 from analysis.export.perfetto.packets import Packets
-from analysis.export.perfetto.tracks import Clock, Tracks
+from analysis.export.perfetto.tracks import Tracks
 from analysis.tables import marks
 from analysis.tables.session import Session
 
@@ -50,7 +51,7 @@ def write(
         SessionError: a table or the profile cannot be read, or nothing is in this part.
 
     """
-    parts.check(session, part)
+    part = parts.resolved(session, part)
     clock = Clock.of(session)
     packets = Packets(file)
     tracks = Tracks(packets)

@@ -4,9 +4,10 @@ over time."""
 
 from __future__ import annotations
 
+from analysis.export.clock import Clock
 from analysis.export.part import Part
 from analysis.export.perfetto.packets import Packets
-from analysis.export.perfetto.tracks import POOLS, STEPS, TOKENS, Clock, Tracks
+from analysis.export.perfetto.tracks import POOLS, STEPS, TOKENS, Tracks
 from analysis.tables.session import Session
 
 _STEPS = "scheduler_steps"

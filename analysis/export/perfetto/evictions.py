@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import polars as pl
 
+from analysis.export.clock import Clock
 from analysis.export.part import Part
 from analysis.export.perfetto.packets import Packets
-from analysis.export.perfetto.tracks import OTHERS, Clock, Tracks
+from analysis.export.perfetto.tracks import OTHERS, Tracks
 from analysis.tables.session import Session
 
 TABLE = "kv_cache_evictions"

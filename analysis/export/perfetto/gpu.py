@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import polars as pl
 
+from analysis.export.clock import Clock
 from analysis.export.part import Part
 from analysis.export.perfetto.packets import Packets
-from analysis.export.perfetto.tracks import Clock, Tracks
+from analysis.export.perfetto.tracks import Tracks
 from analysis.gpu import captures
 from analysis.gpu.executions import NONE
 from analysis.gpu.executions import TABLE as EXECUTIONS

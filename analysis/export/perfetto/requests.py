@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from analysis.export.clock import Clock
 from analysis.export.part import Part
 from analysis.export.perfetto.packets import Packets
-from analysis.export.perfetto.tracks import Clock, Tracks
+from analysis.export.perfetto.tracks import Tracks
 from analysis.export.phases import PREEMPTED, SHOWN, Phases
 
 _CHUNK = 10_000

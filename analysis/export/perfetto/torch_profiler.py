@@ -17,9 +17,10 @@ from typing import Any
 import orjson
 
 from analysis.errors import SessionError
+from analysis.export.clock import Clock
 from analysis.export.part import Part
 from analysis.export.perfetto.packets import Packets
-from analysis.export.perfetto.tracks import Clock, Tracks
+from analysis.export.perfetto.tracks import Tracks
 
 _RANK = 4000
 _Thread = tuple[Any, Any]

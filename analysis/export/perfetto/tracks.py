@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tracks does a trace have, and on which clock are its times?"""
+"""Which tracks does a trace have?"""
 
 from __future__ import annotations
 
@@ -7,27 +7,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from analysis.export.perfetto.packets import Packets
-from analysis.tables.metadata import wall_clock
-from analysis.tables.session import Session
 
 STEPS, TOKENS, REQUESTS, POOLS, OTHERS = range(5)
 """Places of an engine's tracks."""
-
-
-@dataclass(frozen=True)
-class Clock:
-    """``begin_ns``: second 0 of the session, in nanoseconds since 1970; 0 where it is not known."""
-
-    begin_ns: int
-
-    @classmethod
-    def of(cls, session: Session) -> Clock:
-        began = wall_clock(session.metadata.get("started_at"))
-        return cls(round((began or 0) * 1e6) * 1000)
-
-    def ns(self, sec: float) -> int:
-        """A time of the session on the trace's clock. Tables have whole microseconds."""
-        return self.begin_ns + round(sec * 1e6) * 1000
 
 
 @dataclass

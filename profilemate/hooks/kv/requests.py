@@ -22,6 +22,7 @@ from profilemate.format.events import (
     Op,
     prefix_lengths,
 )
+from profilemate.hooks.kv import traces
 from profilemate.hooks.kv.bare import Bare, Hasher
 from profilemate.record import encode
 from profilemate.record.recorder import Recorder
@@ -99,7 +100,17 @@ class Requests:
                 self._keep(event)
                 if size > LONG_BYTES:
                     self._weigh(size)
+            # vLLM hands these on only where it has a place to send traces to.
+            headers = getattr(request, "trace_headers", None)
+            if headers:
+                self._keep_trace(number, headers, now)
         return number
+
+    def _keep_trace(self, number: int, headers: Any, now: int) -> None:
+        """Record the trace that the request belongs to, and nothing else of its headers."""
+        found = traces.parent(headers)
+        if found is not None:
+            self._keep((encode.more, Op.MORE, now, More.TRACE, (number, *found)))
 
     def _bare(self, request: Any) -> Callable[[], Sequence[bytes] | None] | None:
         """What hashes the request's prompt without salt and adapter; None where nothing can."""

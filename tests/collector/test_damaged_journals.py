@@ -398,6 +398,10 @@ IMPOSSIBLE: dict[str, Callable[[EngineJournal], None]] = {
         _request(j, 0, ["a", 16]),
         j.keep((encode.more, Op.MORE, j.at(1_500), More.DRAFTS, [0, 1, 2])),
     )[1],
+    "a trace that is not named as one": lambda j: (
+        _request(j, 0, ["a", 16]),
+        j.keep((encode.more, Op.MORE, j.at(1_500), More.TRACE, [0, "=1+1", "0" * 16])),
+    )[1],
     "is not described": lambda j: _request(j, 0, {"a": 16}),
     "a prompt of": lambda j: _request(j, 0, ["a", 1 << 40]),
     "4,000,000,001 tokens": lambda j: (

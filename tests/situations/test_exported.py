@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from analysis import Summary, open_session, summarize
 from tests.analysis.invoke import invoke
 from tests.export.reading import Read, read
+from tests.export.receiver import Span, receiver
 from tests.situations.bench import Bench, Engine
 from tests.situations.test_evicted import run
 from tests.support.scheduler import tokens
@@ -79,3 +81,45 @@ def test_who_preempts_itself_has_no_arrow(bench: Bench) -> None:
     assert [name for name, _, _ in phases(found, "glutton")] == [
         *("queued", "prefill", "preempted", "prefill")
     ]
+
+
+def test_a_preempted_request_as_spans(bench: Bench) -> None:
+    """The run of ``test_the_phases_of_a_preempted_request``."""
+    engine = bench.engine(10, max_num_seqs=4, max_num_batched_tokens=8)
+    trace, above = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    headers = {"traceparent": f"00-{trace}-{above}-01"}
+    victim = bench.request("b", tokens(2, 64), 20, trace_headers=headers)
+    engine.run(bench.request("a", tokens(1, 64), 49), victim)
+    folder = engine.end().folder
+    (preempted,) = summarize(open_session(folder)).preemptions.costliest
+    with receiver() as found:
+        done = invoke("export", "otlp", folder, "--endpoint", found.endpoint)
+    assert (done.returncode, done.stderr) == (0, "")
+    requests = {
+        span.attributes["profilemate.request.id"]: span
+        for span in found.spans
+        if span.name == "request"
+    }
+    one = requests["b"]
+    assert (one.trace, one.above) == (trace, above)
+    below = [span for span in found.spans if span.above == one.id]
+    assert [span.name for span in below] == [
+        *("queued", "prefill", "decode", "preempted", "prefill", "decode")
+    ]
+    assert all(one.end_ns == other.begin_ns for one, other in pairwise(below))
+    lost = below[3]
+    assert lost.end_ns - lost.begin_ns == round(
+        (preempted.resumed_sec - preempted.preempted_sec) * 1e9
+    )
+    said = {"profilemate.recomputed_tokens": 22, "profilemate.made_room_for": "a"}
+    assert lost.attributes == said
+    assert ("preempted", lost.begin_ns, said) in one.events
+    assert sum(_blocks_lost(span) for span in requests.values()) == (
+        summarize(open_session(folder)).evictions.total.blocks
+    )
+
+
+def _blocks_lost(request: Span) -> int:
+    named = sum(about.get("profilemate.blocks", 0) for _, _, about in request.events)
+    assert named == request.attributes["profilemate.evicted_blocks"]
+    return int(named)

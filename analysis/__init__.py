@@ -12,7 +12,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from analysis.notebook import show_where_it_runs
+
 if TYPE_CHECKING:
+    from analysis import charts
     from analysis.errors import RuleError, SessionError
     from analysis.judgement import measures
     from analysis.judgement.check import Checked, check
@@ -28,6 +31,7 @@ __all__ = [
     "Session",
     "SessionError",
     "Summary",
+    "charts",
     "check",
     "compare",
     "measures",
@@ -48,6 +52,10 @@ _HOMES = {
     "summarize": "analysis.judgement.summarizing",
 }
 
+_MODULES = {"charts": "analysis.charts", "measures": "analysis.judgement.measures"}
+
+show_where_it_runs()
+
 
 def __dir__() -> list[str]:
     return __all__
@@ -55,8 +63,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import on first use: ``python -m analysis`` must be able to say that Polars is missing."""
-    if name == "measures":
-        return import_module("analysis.judgement.measures")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

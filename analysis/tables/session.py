@@ -102,7 +102,11 @@ class Session:
     @property
     def has_tables(self) -> bool:
         """Whether there is a file of a table."""
-        return any(piece.is_there() for table in TABLES.values() for piece in self._pieces(table))
+        return any(map(self.has_table, TABLES))
+
+    def has_table(self, table: str) -> bool:
+        """Whether there is a file of this table."""
+        return any(piece.is_there() for piece in self._pieces(TABLES[table]))
 
     def after(self, begin_sec: float) -> Session:
         """The session without what came before this time, or before the beginning of the window."""

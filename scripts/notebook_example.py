@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "examples" / "notebook" / "session.ipynb"
 PICTURE = ROOT / "docs" / "images" / "notebook.png"
 DEFAULT = "/tmp/vllm_profiling"
-WIDTH, HEIGHT = 1000, 1500
+WIDTH, MARGIN = 900, 20
 
 
 def main() -> int:
@@ -71,15 +71,19 @@ def shown(notebook: Any, session: Path) -> Any:
 
 
 def photograph(page: Path) -> None:
-    """The top of the page, as a picture in the docs."""
+    """The page up to its first chart, as a picture in the docs."""
     with sync_playwright() as playwright:
         found = start_first(playwright, print)
         if found is None:
             raise SystemExit(f"no browser: {HOW}")
-        opened = found.browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        opened = found.browser.new_page(viewport={"width": WIDTH, "height": WIDTH})
         opened.goto(page.as_uri())
-        opened.wait_for_selector(".plotly .main-svg")
-        opened.wait_for_timeout(1000)
+        chart = opened.wait_for_selector(".plotly-graph-div .main-svg")
+        box = chart and chart.bounding_box()
+        if not box:
+            raise SystemExit(f"{page} has no chart")
+        height = box["y"] + box["height"] + MARGIN
+        opened.set_viewport_size({"width": WIDTH, "height": int(height)})
         opened.screenshot(path=PICTURE)
         found.browser.close()
 

@@ -17,6 +17,7 @@ import polars as pl
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 import analysis
 from analysis import charts, notebook, series
@@ -33,11 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """An IPython of its own, whose history is in memory."""
+    """An IPython of its own, which keeps no history."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     InteractiveShell.clear_instance()
-    found = InteractiveShell.instance()
-    found.history_manager.enabled = False
+    found = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     yield found
     InteractiveShell.clear_instance()
 

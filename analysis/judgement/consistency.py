@@ -27,6 +27,8 @@ def contradictions(summary: Summary) -> tuple[str, ...]:
 def _found(summary: Summary) -> Iterator[str]:
     window = summary.session.window
     written = summary.cost.table_bytes or 0
+    if not Path(summary.session.directory).is_dir():
+        return  # It was a copy of what is in object storage.
     there = session_files.find(Path(summary.session.directory), hold=False).text_bytes()
     there += 0 if window is None else window.removed_bytes
     if there < written:

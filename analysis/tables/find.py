@@ -15,6 +15,7 @@ from analysis.tables.segments import has_segments
 from profilemate import config
 from profilemate.format.parquet import INDEX_FILE
 from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
+from profilemate.format.urls import is_url, url_of
 
 _STAMP = re.compile(r"session_(\d{8}_\d{6})")
 _SNAPSHOT = re.compile(r"_snapshot_\d{8}_\d{6}Z$")
@@ -39,6 +40,10 @@ def find_session(path: str | os.PathLike[str] | None = None) -> Path:
         SessionError: there is no such folder, or no session in it.
 
     """
+    if path is not None and is_url(path):
+        raise SessionError(
+            f"{url_of(path)} is in object storage, and this works on a session's folder; name one"
+        )
     folder = default_folder() if path is None else Path(path)
     try:
         if is_session(folder):

@@ -25,6 +25,7 @@ from analysis.tables import (
     labels,
     marks,
     pauses,
+    remote,
     run_totals,
     session_files,
     window,
@@ -47,6 +48,7 @@ from analysis.tables.reading import (
     last_line,
     text_of,
 )
+from analysis.tables.remote import Copy
 from analysis.tables.schema import LONGEST_SEC, TABLES, Table
 from analysis.tables.segments import Files
 from analysis.tables.snapshot import Snapshot
@@ -54,6 +56,7 @@ from analysis.tables.snapshot import of as snapshot_of
 from analysis.tables.soundness import DAMAGED, Order, is_damaged
 from analysis.tables.window import Window
 from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
+from profilemate.format.urls import is_url
 
 _ROWS = 100_000
 
@@ -76,6 +79,7 @@ class Session:
     ``period``: between which pauses of the recording the figures are; None where it never paused.
     ``files``: what the tables are made of.
     ``labels``: the names that the user gives to requests.
+    ``copy``: what keeps the folder, where the session was fetched from object storage.
     """
 
     directory: Path
@@ -87,6 +91,18 @@ class Session:
     period: Period | None = None
     files: Files = field(default_factory=Files, repr=False)
     labels: tuple[Label, ...] = ()
+    copy: Copy | None = field(default=None, repr=False)
+
+    @property
+    def outputs(self) -> Path:
+        """Where a command puts a file about the session, unless it is told: beside its tables, or
+        in the current folder where these are a copy."""
+        return self.directory if self.copy is None else Path.cwd()
+
+    @property
+    def url(self) -> str | None:
+        """Where it is in object storage; None for a folder."""
+        return None if self.copy is None else self.copy.url
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
@@ -439,7 +455,8 @@ def open_session(
 
     Args:
         path: a session's folder, or a folder of sessions, of which the newest is opened; None for
-            the default folder of sessions.
+            the default folder of sessions. Or the same as a URL of object storage, or a glob of
+            such URLs: then the session is fetched first.
         complete: complete the tables where that is needed.
         after_sec: leave the first so many seconds out, as warm-up.
         after_requests: leave out what came before the arrival of the request that follows the
@@ -461,7 +478,7 @@ def open_session(
     if after_requests < 0:
         raise SessionError(f"after_requests is {after_requests}; give a number from 0 on")
     rules = () if label_rules is None else labels.read(Path(label_rules))
-    session = _with_files(_opened(find_session(path), complete=complete), period)
+    session = _with_files(_found(path, complete=complete), period)
     session = replace(session, labels=rules)
     marked_sec = 0.0 if after_mark is None else marks.moment_of(session.directory, after_mark)
     asked_sec = max(after_sec, marked_sec, _arrival(session, after_requests, last_half=last_half))
@@ -471,6 +488,25 @@ def open_session(
             f"came before {asked_sec:.6g} s is to be left out; leave out less"
         )
     return session.after(asked_sec)
+
+
+def _found(path: str | os.PathLike[str] | None, *, complete: bool) -> Session:
+    """The session that is meant, without its files."""
+    if path is None or not is_url(path):
+        return _opened(find_session(path), complete=complete)
+    copy = remote.fetch(remote.sessions_at(path)[0])
+    metadata = metadata_of(copy.directory)
+    state: State = "complete"
+    note = f"it was fetched from {copy.url}"
+    if metadata.get("complete") is not True:
+        is_on_its_way = remote.is_on_its_way(copy)
+        state = "running" if is_on_its_way else "cut off"
+        why = _without_journal(copy.directory, metadata)
+        if is_on_its_way:
+            why = "it is still being uploaded, and what follows is what is there so far"
+        note = f"{note}; {why}"
+    notes = [note, _of_snapshot(metadata)]
+    return Session(copy.directory, metadata, state, "; ".join(filter(None, notes)), copy=copy)
 
 
 def _with_files(session: Session, period: int | None) -> Session:

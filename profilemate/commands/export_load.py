@@ -166,7 +166,7 @@ def load(options: LoadOptions) -> int:
     _refuse_slips(options)
     with status("opening the session"):
         session = opened(options.session, options)
-    path = options.output or session.directory / f"load.{options.format.value}.jsonl"
+    path = options.output or session.outputs / f"load.{options.format.value}.jsonl"
     target = writable(path, "-o")
     with status("reading the requests"):
         asked = _asked(session, options)

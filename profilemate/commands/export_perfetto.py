@@ -74,7 +74,7 @@ def perfetto(options: PerfettoOptions) -> int:
 
     with status("opening the session"):
         session = open_session(options.session, period=options.period)
-    path = options.output or session.directory / FILE
+    path = options.output or session.outputs / FILE
     target = writable(path, "-o")
     part = part_of(options.window, options.requests)
     with status("writing the trace"), written(target) as file:

@@ -23,10 +23,11 @@ class PackOptions:
         typer.Option(
             "--output",
             "-o",
-            metavar="FOLDER",
+            metavar="FOLDER|URL",
             parser=folder,
-            help="The Parquet session's folder, which must not exist yet. Default: beside the "
-            "session, with its name and _parquet.",
+            help="The Parquet session's folder, which must not exist yet, or its place in object "
+            "storage: s3://, gs://, az://. Default: beside the session, with its name and "
+            "_parquet.",
             show_default=False,
         ),
     ] = None
@@ -60,6 +61,7 @@ def pack(options: PackOptions) -> int:
     Examples:
       profilemate pack                    the newest session
       profilemate pack ~/runs/monday -o ~/kept/monday
+      profilemate pack -o s3://bucket/runs/monday
 
     \b
     Exit codes:
@@ -80,7 +82,7 @@ def pack(options: PackOptions) -> int:
         show_line(
             f"kept as text, as a hand or another release wrote it: {', '.join(packed.as_text)}"
         )
-    show_line(str(packed.place))
+    show_line(packed.place)
     return 0
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from analysis.tables.kept_text import FILE_COLUMN, PART_BYTES, TEXT_COLUMN
 from analysis.tables.parquet_table import PARQUET_VERSION
 from analysis.tables.pieces import Piece
 from analysis.tables.schema import TABLES
+from analysis.tables.storage import Store
 from profilemate import __version__
 from profilemate.collector.metadata import SUMMARY_FILE
 from profilemate.commands.pack_table import OtherwiseWrittenError, Source, pack_table
@@ -32,6 +34,7 @@ from profilemate.format.parquet import INDEX_FILE, SUFFIX, TEXTS_FILE
 from profilemate.format.segments import INDEX_FILE as SEGMENT_FILE
 from profilemate.format.session import JOURNAL_FOLDER, METADATA_FILE
 from profilemate.format.totals import TOTALS_FILE
+from profilemate.format.urls import is_url, url_of
 
 COPIED = (METADATA_FILE, TOTALS_FILE, MARKS_FILE, SUMMARY_FILE)
 _LOG = ".log"
@@ -43,10 +46,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Packed:
-    """``place``: the Parquet session. ``text_bytes``: of the tables that it has; ``bytes``: that it
-    takes. ``as_text``: the tables whose text is kept."""
+    """``place``: the Parquet session's folder or URL. ``text_bytes``: of the tables that it has;
+    ``bytes``: that it takes. ``as_text``: the tables whose text is kept."""
 
-    place: Path
+    place: str
     text_bytes: int
     bytes: int
     as_text: tuple[str, ...]
@@ -57,7 +60,8 @@ def pack(path: Path | None, target: Path | None, progress: Progress | None) -> P
 
     Args:
         path: a session's folder, or one of sessions, as ``open_session`` takes it.
-        target: the new folder; None for one beside the session.
+        target: the new folder, or a URL; None for a folder beside the session, or in the current
+            one where the session is a URL.
         progress: told how far it is.
 
     Raises:
@@ -66,13 +70,41 @@ def pack(path: Path | None, target: Path | None, progress: Progress | None) -> P
     """
     session = open_session(path)
     _refuse(session)
-    folder = session.directory.resolve()
-    place = folder.with_name(folder.name + SUFFIX) if target is None else target
-    place = Path(os.path.abspath(place))
+    if target is not None and is_url(target):
+        return _to_storage(session, url_of(target), progress)
+    name = f"{session.directory.resolve().name}{SUFFIX}"
+    beside = session.outputs if session.url else session.directory.resolve().parent
+    place = Path(os.path.abspath(beside / name if target is None else target))
     with made(place) as scratch:
-        text_bytes, as_text = _fill(scratch, session, progress or (lambda done, total: None))
-        size = sum(each.stat().st_size for each in scratch.iterdir())
+        return _packed(str(place), scratch, session, progress)
+
+
+def _packed(place: str, scratch: Path, session: Session, progress: Progress | None) -> Packed:
+    text_bytes, as_text = _fill(scratch, session, progress or (lambda done, total: None))
+    size = sum(each.stat().st_size for each in scratch.iterdir())
     return Packed(place, text_bytes, size, as_text)
+
+
+def _to_storage(session: Session, url: str, progress: Progress | None) -> Packed:
+    """Make the Parquet session in object storage. Its index comes last, so it is there whole or not
+    at all."""
+    store = Store(url)
+    if store.objects():
+        raise SessionError(f"{url} is there already; name another place with -o")
+    with tempfile.TemporaryDirectory(prefix="profilemate-") as folder:
+        packed = _packed(url, Path(folder), session, progress)
+        names = sorted(each.name for each in Path(folder).iterdir() if each.name != INDEX_FILE)
+        sent: list[str] = []
+        try:
+            for name in (*names, INDEX_FILE):
+                sent.append(name)
+                store.send(Path(folder, name), name)
+        except BaseException:
+            with suppress(SessionError):
+                for name in sent:
+                    store.remove(name)
+            raise
+    return packed
 
 
 def _refuse(session: Session) -> None:

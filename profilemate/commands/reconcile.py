@@ -83,7 +83,7 @@ def _reconciled(options: ReconcileOptions) -> Reconciliation:
         session = open_session(options.session)
         if session.state == "running" and options.metrics_url is not None:
             time.sleep(SETTLE_SEC)
-            session = open_session(session.directory)
+            session = open_session(options.session if session.url else session.directory)
         return engine_metrics.reconcile(session, page)
 
 

@@ -83,7 +83,7 @@ def report(options: ReportOptions) -> int:
 
     with status("opening the session"):
         session = opened(options.session, options, options.labels)
-    path = options.output or session.directory / FILE
+    path = options.output or session.outputs / FILE
     target = writable(path, "-o")
     trying = replaying(session, no_replay=options.no_replay, replay_for=options.replay_for)
     with trying as advice:

@@ -14,13 +14,14 @@ from typing import BinaryIO
 import polars as pl
 
 from analysis.errors import SessionError
-from analysis.tables import parquet_index
+from analysis.tables import parquet_index, remote
 from analysis.tables.find import find_session
 from analysis.tables.parquet_index import ParquetIndex, SourceFile
 from analysis.tables.parquet_table import ParquetTable
 from profilemate.collector.segments import LEVEL
 from profilemate.commands.shared.new_folder import made
 from profilemate.format.parquet import INDEX_FILE
+from profilemate.format.urls import is_url
 
 _GZIP = ".gz"
 _GZIP_FORMAT = 31
@@ -44,7 +45,8 @@ def unpack(path: Path | None, target: Path | None, progress: Progress | None) ->
             written.
 
     """
-    directory = find_session(path)
+    copy = remote.fetch(remote.sessions_at(path)[0]) if path and is_url(path) else None
+    directory = find_session(path) if copy is None else copy.directory
     if not parquet_index.is_there(directory):
         raise SessionError(f"{directory} is no Parquet session: it has no {INDEX_FILE}")
     index = parquet_index.read(directory)
@@ -52,8 +54,8 @@ def unpack(path: Path | None, target: Path | None, progress: Progress | None) ->
         raise SessionError(
             f"{directory / INDEX_FILE}: the session has no name; restore the recorded file"
         )
-    place = directory.resolve().with_name(index.session) if target is None else target
-    place = Path(os.path.abspath(place))
+    beside = directory.resolve().parent if copy is None else Path.cwd()
+    place = Path(os.path.abspath(beside / index.session if target is None else target))
     total = sum(each.size for each in index.files)
     with made(place) as scratch:
         done = 0

@@ -133,6 +133,16 @@ class WhatifOptions:
             show_default=False,
         ),
     ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Simulate on the machines of this Ray cluster, each configuration as a task: "
+            "host:port, or auto. vLLM is needed there, and not here.",
+            show_default=False,
+        ),
+    ] = None
     tokens_per_id: Annotated[
         int | None,
         typer.Option(
@@ -180,6 +190,7 @@ def whatif(options: WhatifOptions) -> int:
       profilemate whatif SESSION --fast
                                       from a quarter to 16 times the pool
       profilemate whatif trace.jsonl --blocks 4000,16000 --step-ms 25
+      profilemate whatif SESSION --blocks 1000,2000,4000 --ray auto
       profilemate whatif SESSION --json | jq '.outcomes[] | {label, hit_rate}'
 
     \b
@@ -205,6 +216,7 @@ def _modelled(options: WhatifOptions) -> Curve:
         **_settings(options),
         "step-ms": None if options.step_ms is None else f"{options.step_ms}",
         "jobs": None if options.jobs is None else f"{options.jobs}",
+        "ray": options.ray,
     }
     with status("modelling the cache"):
         return whatif_fast.curve(workload, given, options.eviction)
@@ -213,15 +225,14 @@ def _modelled(options: WhatifOptions) -> Curve:
 def _simulated(options: WhatifOptions) -> Simulated:
     if options.eviction is not None:
         raise RuleError("--eviction: vLLM's own code has one eviction rule; add --fast for others")
-    jobs = whatif_exact.processes(options.jobs)
-    whatif_exact.need_vllm()
+    where = whatif_exact.where(options.jobs, options.ray)
     settings = _settings(options)
     chosen = whatif_exact.choices(settings)
     with status("reading the requests"):
         session, workload = _requests(options)
     if session is not None and not any(settings.values()):
         chosen = whatif_exact.choices({"blocks": whatif_exact.DEFAULT_BLOCKS})
-    return whatif_exact.simulated(session, workload, chosen, step_ms=options.step_ms, jobs=jobs)
+    return whatif_exact.simulated(session, workload, chosen, step_ms=options.step_ms, where=where)
 
 
 def _settings(options: WhatifOptions) -> dict[str, str | None]:

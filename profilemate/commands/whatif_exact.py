@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from analysis.whatif.configuration import Choices, Configuration
     from analysis.whatif.simulated import Simulated
     from analysis.whatif.workload import Workload
-    from profilemate.simulation.worker import Task
+    from profilemate.simulation.worker import Done, Failed, Task
 
 MOST_JOBS = 256
 DEFAULT_BLOCKS = "0.5x,2x,4x"
@@ -33,6 +34,32 @@ def need_vllm() -> None:
             f"vLLM is not installed for {sys.executable}, and its scheduler makes the simulation; "
             "use the Python that runs vLLM, or --fast, which needs no vLLM"
         )
+
+
+@dataclass(frozen=True)
+class Where:
+    """``jobs``: how many configurations to simulate at once on this machine. ``ray``: the address
+    of the cluster that does it instead."""
+
+    jobs: int
+    ray: str | None = None
+
+
+def where(jobs: int | None, ray: str | None) -> Where:
+    """What the options say.
+
+    Raises:
+        RuleError: the number makes no sense, or the options do not go together.
+        SessionError: vLLM is needed here, and not installed.
+
+    """
+    if ray is None:
+        found = Where(processes(jobs))
+        need_vllm()
+        return found
+    if jobs is not None:
+        raise RuleError("--jobs: with --ray the cluster says how much runs at once; leave it out")
+    return Where(0, ray)
 
 
 def processes(jobs: int | None) -> int:
@@ -90,7 +117,7 @@ def simulated(
     chosen: Choices,
     *,
     step_ms: float | None,
-    jobs: int,
+    where: Where,
 ) -> Simulated:
     """What becomes of the requests under each configuration.
 
@@ -99,10 +126,10 @@ def simulated(
         workload: the requests.
         chosen: what to try of each setting.
         step_ms: what a step takes; as in the session by default.
-        jobs: how many configurations to simulate at once.
+        where: the processes that simulate.
 
     Raises:
-        RuleError: a setting makes no sense.
+        RuleError: a setting makes no sense, or there is no such cluster.
         SessionError: the requests cannot be simulated, or no configuration came to an end.
 
     """
@@ -127,7 +154,22 @@ def simulated(
         *users.notes(workload, chosen.users),
     )
     begin_sec = session.begin_sec if session else float(workload.arrival_sec[workload.counts][0])
-    return _outcomes(Task(workload, step_time, begin_sec, known), tried, notes, jobs)
+    return _outcomes(Task(workload, step_time, begin_sec, known), tried, notes, where)
+
+
+def _results(
+    task: Task,
+    tried: tuple[Configuration, ...],
+    where: Where,
+    progress: Callable[[int, int], None],
+) -> list[Done | Failed]:
+    if where.ray is not None:
+        from profilemate.simulation import on_cluster
+
+        return on_cluster.simulate(where.ray, task, tried, progress)
+    from profilemate.simulation.processes import simulate
+
+    return simulate(task, tried, where.jobs, progress)
 
 
 def _step_time(
@@ -151,17 +193,16 @@ def _step_time(
 
 
 def _outcomes(
-    task: Task, tried: tuple[Configuration, ...], notes: tuple[str, ...], jobs: int
+    task: Task, tried: tuple[Configuration, ...], notes: tuple[str, ...], where: Where
 ) -> Simulated:
     """Simulate the configurations, of which a session's first is the recorded one."""
     from analysis.whatif import common
     from analysis.whatif.simulated import Failure, Simulated
-    from profilemate.simulation.processes import simulate
     from profilemate.simulation.worker import Done
 
     workload = task.workload
     with bars([one.label for one in tried], len(workload)) as progress:
-        results = simulate(task, tried, jobs, progress)
+        results = _results(task, tried, where, progress)
     left_out = common.left_out([one.figures.lookups for one in results if isinstance(one, Done)])
     outcomes = [
         one.figures.outcome(configuration, left_out) if isinstance(one, Done) else None

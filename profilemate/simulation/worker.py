@@ -13,6 +13,7 @@ import gc
 import os
 import pickle
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -92,7 +93,7 @@ def work(connection: Connection, folder: Path) -> None:
     with suppress(EOFError, BrokenPipeError):
         while True:
             path, configuration = connection.recv()
-            connection.send(_answer(folder, configuration, _task(path), connection))
+            connection.send(simulated(folder, configuration, _task(path), connection.send))
 
 
 @functools.cache
@@ -114,11 +115,20 @@ def be_quiet(folder: Path) -> None:
     os.close(nowhere)
 
 
-def _answer(
-    folder: Path, configuration: Configuration, task: Task, connection: Connection
-) -> Message:
+def simulated(
+    folder: Path, configuration: Configuration, task: Task, tell: Callable[[Progress], None]
+) -> Done | Failed:
+    """Simulate one configuration in this process, which is quiet.
+
+    Args:
+        folder: for files.
+        configuration: what is simulated.
+        task: what all configurations have in common.
+        tell: takes how far it has come, now and then.
+
+    """
     try:
-        return _simulated(folder, configuration, task, connection)
+        return _simulated(folder, configuration, task, tell)
     except (EOFError, BrokenPipeError):
         raise
     except Exception as error:
@@ -126,7 +136,7 @@ def _answer(
 
 
 def _simulated(
-    folder: Path, configuration: Configuration, task: Task, connection: Connection
+    folder: Path, configuration: Configuration, task: Task, tell: Callable[[Progress], None]
 ) -> Done:
     version = _vllm()
     from profilemate.simulation import parts
@@ -143,7 +153,7 @@ def _simulated(
         ended += 1
         if time.monotonic() > sent_at + PROGRESS_SEC:
             sent_at = time.monotonic()
-            connection.send(Progress(ended))
+            tell(Progress(ended))
 
     figures = Figures()
     for number in task.workload.engines:

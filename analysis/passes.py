@@ -37,6 +37,7 @@ from analysis.gpu import (
     cuda_graphs,
     executions,
     experts,
+    gpu_time,
     graph_ledger,
     memory,
 )
@@ -200,6 +201,7 @@ def measure(session: Session) -> Summary:
             graph_ledger=graphs.ledger,
             capture_sizes=graphs.sizes,
             memory=graphs.memory,
+            gpu_time=gpu_time.measure(session),
             experts=experts.measure(session),
             cost=facts.cost(session),
             families=prompt_families.result(),

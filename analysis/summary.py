@@ -9,6 +9,7 @@ from typing import Literal
 from analysis.gpu.capture_sizes import CaptureSizes
 from analysis.gpu.cuda_graphs import CudaGraphs
 from analysis.gpu.experts import Experts
+from analysis.gpu.gpu_time import GpuTime
 from analysis.gpu.graph_ledger import Ledger
 from analysis.gpu.memory import Memory
 from analysis.headroom.head_room import HeadRoom
@@ -177,6 +178,7 @@ class Summary:
     graph_ledger: Ledger | None
     capture_sizes: CaptureSizes | None
     memory: Memory
+    gpu_time: GpuTime
     experts: Experts
     cost: Cost
     findings: tuple[Finding, ...] = ()

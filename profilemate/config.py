@@ -35,6 +35,7 @@ SESSION = "VLLM_PROFILING_SESSION"
 FAILED = "VLLM_PROFILING_FAILED"
 GPU_TIMING = "VLLM_PROFILING_GPU_TIMING"
 GPU_INTERVAL = "VLLM_PROFILING_GPU_INTERVAL"
+PHASES = "VLLM_PROFILING_PHASES"
 EXPERTS = "VLLM_PROFILING_EXPERTS"
 EXPERT_PAIRS = "VLLM_PROFILING_EXPERT_PAIRS"
 KEEP = "VLLM_PROFILING_KEEP"
@@ -53,6 +54,7 @@ NAMES = (
     FAILED,
     GPU_TIMING,
     GPU_INTERVAL,
+    PHASES,
     EXPERTS,
     EXPERT_PAIRS,
     KEEP,
@@ -110,6 +112,8 @@ class Config:
     """Whether to measure how long replays of CUDA graphs take on the GPU."""
     gpu_interval_sec: float
     """Seconds between two samples of GPU memory; 0: none are taken."""
+    phases: bool
+    """Whether to measure how long each step takes on the GPU."""
     experts: bool
     """Whether to count which experts a model's MoE layers use."""
     expert_pairs: int
@@ -225,6 +229,7 @@ def read(environ: Mapping[str, str]) -> Config:
         failed=failed,
         gpu_timing=switch(GPU_TIMING, False),
         gpu_interval_sec=seconds(GPU_INTERVAL, DEFAULT_GPU_INTERVAL_SEC),
+        phases=switch(PHASES, False),
         experts=switch(EXPERTS, False),
         expert_pairs=_expert_pairs(environ, problems),
         keep=keep(KEEP),

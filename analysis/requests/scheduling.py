@@ -7,7 +7,7 @@ count from their arrival at the engine, and are grouped by how full the pool was
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -15,6 +15,7 @@ import polars as pl
 from analysis.pool.pressure import BANDS, States, band, by_engine, micros, with_states
 from analysis.stats.quantiles import of_sample, of_time
 from analysis.stats.spread import Spread, spread
+from analysis.tables.phases import PHASE, PHASES
 from analysis.tables.session import Session
 
 STEPS = "scheduler_steps"
@@ -30,6 +31,8 @@ COLUMNS = (
     "preempted_reqs",
     "schedule_us",
     "repeats",
+    "encoder_items",
+    "encoder_tokens",
 )
 
 
@@ -45,6 +48,28 @@ class PerStep:
     p95: float
     p99: float
     max: float
+
+
+@dataclass(frozen=True)
+class PhaseSteps:
+    """The steps of one phase (``PHASES``). ``prefill_tokens`` and ``decode_tokens``: of all of them
+    together. ``tokens``: of both kinds, in a step."""
+
+    phase: str
+    steps: int
+    prefill_tokens: int
+    decode_tokens: int
+    tokens: PerStep
+
+
+@dataclass(frozen=True)
+class EncoderInputs:
+    """What ``steps`` gave to the encoder of a multimodal model: ``items``, such as images, and the
+    ``tokens`` that they became; None where that is not known of some."""
+
+    steps: int
+    items: int
+    tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +102,8 @@ class Scheduling:
     These three are None without a step. ``queued``: from a request's arrival to its admission.
     ``first_token`` and ``finish``: from its arrival to its first token and to its end, as the
     engine saw them. ``by_pressure``: the bands in which anything happened, the emptiest first.
+    ``by_phase``: the phases that had a step, as ``PHASES`` has them. ``encoder``: None where no
+    step gave anything to an encoder.
     """
 
     steps: int
@@ -91,6 +118,8 @@ class Scheduling:
     first_token: Spread
     finish: Spread
     by_pressure: tuple[Pressure, ...]
+    by_phase: tuple[PhaseSteps, ...]
+    encoder: EncoderInputs | None
 
 
 def measure(session: Session, pools: States) -> Scheduling:
@@ -116,14 +145,16 @@ class SchedulingTally:
         self._idle = 0
         self._values: dict[str, list[pl.DataFrame]] = {name: [] for name in self.figures}
         self._bands: list[pl.DataFrame] = []
-        self._kinds: list[pl.DataFrame] = []
+        self._phases: list[pl.DataFrame] = []
+        self._encoded: list[pl.DataFrame] = []
 
     def add(self, batch: pl.DataFrame) -> None:
         busy = (pl.col("scheduled_tokens") > 0).fill_null(False)
         self._idle += int(batch.filter(~busy).select(pl.col("repeats").fill_null(1).sum()).item())
         self._bands.append(_by_band(batch.with_columns(micros("timestamp_sec")), self._pools, busy))
         rows = batch.filter(busy)
-        self._kinds.append(rows.group_by(_KIND.alias("kind")).len())
+        self._phases.append(_by_phase(rows))
+        self._encoded.append(_encoded(rows))
         for name, parts in self._values.items():
             parts.append(rows.group_by(pl.col(name).cast(pl.Int64).alias("value")).len())
 
@@ -134,14 +165,15 @@ class SchedulingTally:
             SessionError: requests.jsonl cannot be read.
 
         """
-        kinds = dict(_added(self._kinds, "kind").iter_rows())
+        phases = self._by_phase()
+        steps = {each.phase: each.steps for each in phases}
         bands = {row["band"]: row for row in _added(self._bands, "band").iter_rows(named=True)}
         waits = _waits(self._session, self._pools)
         return Scheduling(
-            steps=sum(kinds.values()),
-            prefill_steps=kinds.get("prefill", 0),
-            mixed_steps=kinds.get("mixed", 0),
-            decode_steps=kinds.get("decode", 0),
+            steps=sum(steps.values()),
+            prefill_steps=steps.get("prefill", 0),
+            mixed_steps=steps.get("mixed", 0),
+            decode_steps=steps.get("decode", 0),
             idle_steps=self._idle,
             requests=self._per_step("scheduled_reqs"),
             tokens=self._per_step("scheduled_tokens"),
@@ -155,25 +187,69 @@ class SchedulingTally:
                 for arrived in [waits.filter(pl.col("band") == position)]
                 if position in bands or arrived.height
             ),
+            by_phase=phases,
+            encoder=self._encoder(),
         )
 
     def _per_step(self, name: str) -> PerStep | None:
         values = _added(self._values[name], "value").drop_nulls().sort("value").rows()
-        if not values:
+        return _spread_of(values) if values else None
+
+    def _by_phase(self) -> tuple[PhaseSteps, ...]:
+        if not self._phases:
+            return ()
+        counts = pl.concat(self._phases).group_by("phase", "tokens").agg(pl.all().sum())
+        found = counts.sort("tokens").partition_by("phase", as_dict=True)
+        return tuple(
+            PhaseSteps(
+                phase=phase,
+                steps=int(rows["steps"].sum()),
+                prefill_tokens=int(rows["prefill"].sum()),
+                decode_tokens=int(rows["decode"].sum()),
+                tokens=_spread_of(rows.select("tokens", "steps").rows()),
+            )
+            for phase in PHASES
+            if (rows := found.get((phase,))) is not None
+        )
+
+    def _encoder(self) -> EncoderInputs | None:
+        if not self._encoded:
             return None
-        steps = sum(count for _, count in values)
-        p50, p95, p99 = (of_time(values, percent) or 0 for percent in (50, 95, 99))
-        mean = sum(value * count for value, count in values) / steps
-        return PerStep(mean, p50, p95, p99, values[-1][0])
+        steps, items, tokens, unknown = pl.concat(self._encoded).sum().row(0)
+        return EncoderInputs(steps, items, None if unknown else tokens) if steps else None
 
 
-_KIND = (
-    pl.when(pl.col("decode_tokens") == 0)
-    .then(pl.lit("prefill"))
-    .when(pl.col("prefill_tokens") == 0)
-    .then(pl.lit("decode"))
-    .otherwise(pl.lit("mixed"))
-)
+def _spread_of(values: Sequence[tuple[int, int]]) -> PerStep:
+    """Of values with how many steps had them, in ascending order."""
+    steps = sum(count for _, count in values)
+    p50, p95, p99 = (of_time(values, percent) or 0 for percent in (50, 95, 99))
+    mean = sum(value * count for value, count in values) / steps
+    return PerStep(mean, p50, p95, p99, values[-1][0])
+
+
+def _by_phase(steps: pl.DataFrame) -> pl.DataFrame:
+    """How many steps of each phase had so many tokens, and the sums of their tokens."""
+    return (
+        steps.drop_nulls("scheduled_tokens")
+        .group_by(PHASE.alias("phase"), tokens=pl.col("scheduled_tokens").cast(pl.Int64))
+        .agg(
+            steps=pl.len().cast(pl.Int64),
+            prefill=pl.col("prefill_tokens").sum().cast(pl.Int64),
+            decode=pl.col("decode_tokens").sum().cast(pl.Int64),
+        )
+    )
+
+
+def _encoded(steps: pl.DataFrame) -> pl.DataFrame:
+    """Steps that gave something to an encoder, their items, the tokens of these, and steps of which
+    the tokens are not known."""
+    busy = steps.filter(pl.col("encoder_items") > 0)
+    return busy.select(
+        steps=pl.len().cast(pl.Int64),
+        items=pl.col("encoder_items").sum().cast(pl.Int64),
+        tokens=pl.col("encoder_tokens").sum().cast(pl.Int64),
+        unknown=pl.col("encoder_tokens").null_count().cast(pl.Int64),
+    )
 
 
 def _by_band(steps: pl.DataFrame, pools: States, busy: pl.Expr) -> pl.DataFrame:

@@ -17,6 +17,7 @@ from analysis.series import (
     gpu_memory,
     hit_rate,
     miss_ratio_curve,
+    phases,
     pools,
     slots,
     steps,
@@ -30,6 +31,7 @@ from analysis.series.executions import ExecutionSeries
 from analysis.series.gpu_memory import GpuSeries
 from analysis.series.hit_rate import HitRate
 from analysis.series.miss_ratio_curve import MissRatioCurve
+from analysis.series.phases import PhaseSeries
 from analysis.series.pools import PoolSeries
 from analysis.series.slots import SlotSeries, SlotTally
 from analysis.series.steps import StepSeries
@@ -52,6 +54,7 @@ class Series:
     depths: Depths
     timeline: Timeline
     steps: StepSeries
+    phases: PhaseSeries
     executions: ExecutionSeries
     gpus: tuple[GpuSeries, ...]
     miss_ratio_curve: MissRatioCurve
@@ -78,6 +81,7 @@ def measure(session: Session, summary: Summary) -> Series:
         depths=shared_depths,
         timeline=requests,
         steps=steps.measure(session, bins),
+        phases=phases.measure(session, bins),
         executions=executions.measure(session, bins),
         gpus=gpu_memory.measure(session, bins),
         miss_ratio_curve=miss_ratio_curve.measure(session),

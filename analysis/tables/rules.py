@@ -181,6 +181,11 @@ _REQUESTS = (
     ),
 )
 
+_GPU_STEPS = (
+    _at_most("prefill_reqs", "prefill_tokens", "a request has no token"),
+    _at_most("decode_reqs", "decode_tokens", "a request has no token"),
+)
+
 _EXPERTS = (
     _at_most("since_sec", "timestamp_sec", "it was counted before that began", MOST_APART_SEC),
     Rule(
@@ -212,6 +217,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "cuda_graph_usage": _GRAPH_USAGE,
     "cuda_graph_timeline": _TIMELINE,
     "gpu_memory": (),
+    "gpu_steps": _GPU_STEPS,
     "moe_experts": _EXPERTS,
     "moe_pairs": _PAIRS,
     "requests": _REQUESTS,

@@ -228,7 +228,7 @@ class Engine:
         for regrets in self._regrets:
             regrets.forget()
         self._steps.close()
-        self._steps.preempted = self._steps.finished = 0
+        self._steps.begin_anew()
         self._totals.pause(time)
 
     def _resume(
@@ -412,6 +412,12 @@ class Engine:
             count_drafts(self._requests, blob)
         elif kind == More.TRACE:
             note_trace(self._requests, blob)
+        else:
+            self._more_of_steps(time, kind, blob)
+
+    def _more_of_steps(self, _: int, kind: int, blob: bytes) -> None:
+        if kind == More.ENCODER:
+            self._steps.encodes(blob)
 
     def _lookup(self, time: int, number: int, query: int, hit: int, skipped: int) -> None:
         if hit > query:
@@ -613,6 +619,7 @@ _WITHOUT_STATE: dict[int, Callable[..., None]] = {
     **dict.fromkeys(_HANDLERS, _ignore),
     Op.STEP: Engine._step_ended,
     Op.REPEAT: Engine._repeated,
+    Op.MORE: Engine._more_of_steps,
     Op.PAUSE: lambda engine, time: engine.pauses.begin(time),
     Op.RESUME: lambda engine, time, *_: engine.pauses.end(time),
 }

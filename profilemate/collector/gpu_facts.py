@@ -109,6 +109,23 @@ def experts(workers: Sequence[Producer]) -> dict[str, Any] | None:
     }
 
 
+def phases(engines: Sequence[Producer], workers: Sequence[Producer]) -> dict[str, Any] | None:
+    """Which workers' steps are timed on the GPU, and why some are not; None where that was not
+    asked for."""
+    asked = [*workers, *engines]
+    if not any(producer.header.get("phases") for producer in asked):
+        return None
+    timed = [worker for worker in workers if worker.header.get("device") == "cuda"]
+    lost = (worker.lost["phases"]["reason"] for worker in timed if "phases" in worker.lost)
+    problem = next(lost, None)
+    if not timed:
+        device = next(
+            filter(None, (each.header.get("device") for each in asked)), "no known device"
+        )
+        problem = f"no GPU events: the workers run on {device}"
+    return {"workers": [worker.header["rank"] for worker in timed], "problem": problem}
+
+
 def experts_missing(producer: Producer) -> dict[str, str]:
     """The hook at a worker's routers, and why it is not there, where it was asked for."""
     problem = (producer.status.get("experts") or {}).get("problem")

@@ -263,6 +263,7 @@ _OF_ENGINE: dict[str, Check] = {
     "content_ids_shared": _some_flag,
     "content_basis": _some_text,
     "contents_apart_because": _some_text,
+    "phases": _some_flag,
 }
 
 _OF_WORKER: dict[str, Check] = {
@@ -276,6 +277,7 @@ _OF_WORKER: dict[str, Check] = {
         )
     ),
     "gpu_timing": _some_flag,
+    "phases": _some_flag,
     "gpu_interval_sec": _optional(_real),
     "pynvml": _some_text,
     "cuda_graphs": _optional(_record()),

@@ -113,6 +113,7 @@ def content(
         "gpus": gpu_facts.gpus(workers, sampling),
         "gpu_memory": gpu_facts.gpu_memory(workers, sampling),
         "experts": gpu_facts.experts(workers),
+        "phases": gpu_facts.phases(engines, workers),
         "content_ids_shared": bool(first.get("content_ids_shared", False)),
         "contents_key": content_key.name_of(founding, basis),
         "contents_apart_because": content_key.apart_because(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from profilemate.collector.decode import ImpossibleError
@@ -10,14 +11,20 @@ from profilemate.collector.lookups import WINDOW_NS
 from profilemate.collector.tables import Append
 
 _STATE = (
-    *("number", "preempted", "finished", "counts_preempted", "counts_finished"),
+    *("number", "preempted", "finished", "counts_preempted", "counts_finished", "encoder"),
     *("last_row", "_idle", "_idle_state", "_repeats"),
 )
+
+_NO_ITEMS = 0, 0
+
+_MOST_ITEMS, _MOST_TOKENS = 1 << 20, 1 << 31
+"""No step gives more to an encoder."""
 
 
 class StepRows:
     """The steps of one engine. ``number`` is the last step's, counted from 1. ``preempted`` and
     ``finished`` count the requests since the last step's end, as long as these are recorded.
+    ``encoder`` has the items that the step under way gives to the encoder, and their tokens.
     ``last_row`` is the last one that was written."""
 
     def __init__(self, rank: int, origin_ns: int, append: Append) -> None:
@@ -26,6 +33,7 @@ class StepRows:
         self.finished = 0
         self.counts_preempted = True
         self.counts_finished = True
+        self.encoder: tuple[int, int | None] = _NO_ITEMS
         self._rank = rank
         self._origin = origin_ns
         self._append = append
@@ -64,8 +72,31 @@ class StepRows:
         else:
             if self._idle is not None:
                 self.close()
-            self._write(f"{row}1,{self._rank}")
+            self._write(f"{row}1,{self._rank},{_encoder_cells(self.encoder)}")
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """What is counted for a step counts from here on."""
         self.preempted = self.finished = 0
+        self.encoder = _NO_ITEMS
+
+    def encodes(self, blob: bytes) -> None:
+        """The step under way gives something to the encoder, as ``More.ENCODER`` says.
+
+        Raises:
+            ImpossibleError: no step can.
+
+        """
+        try:
+            items, tokens = json.loads(blob)
+            known = 0 if tokens is None else tokens
+            is_sound = type(items) is type(known) is int
+            is_sound = is_sound and 0 < items <= _MOST_ITEMS and 0 <= known <= _MOST_TOKENS
+        except (ValueError, TypeError):
+            is_sound = False
+        if not is_sound:
+            raise ImpossibleError("an encoder's items that no step has")
+        self.encoder = items, tokens
 
     def repeated(self, count: int, time: int) -> None:
         """The last step was repeated so many times, until ``time``."""
@@ -75,7 +106,7 @@ class StepRows:
     def close(self) -> None:
         """Write the open row, if there is one."""
         if self._idle is not None and self._repeats:
-            self._write(f"{self._idle[0]}{self._repeats},{self._rank}")
+            self._write(f"{self._idle[0]}{self._repeats},{self._rank},0,0")
         self._idle = None
 
     def saved(self) -> dict[str, Any]:
@@ -115,3 +146,8 @@ class StepRows:
             fields[8] = fields[8] and "0"
             fields[9] = fields[9] and "0"
             self._idle, self._repeats = (",".join(fields), time), 0
+
+
+def _encoder_cells(encoder: tuple[int, int | None]) -> str:
+    items, tokens = encoder
+    return f"{items},{'' if tokens is None else tokens}"

@@ -29,7 +29,8 @@ COLUMNS = {
     ),
     "scheduler_steps.csv": (
         "timestamp_sec,step,running_reqs,waiting_reqs,scheduled_tokens,prefill_tokens,"
-        "decode_tokens,scheduled_reqs,preempted_reqs,finished_reqs,schedule_us,repeats,engine"
+        "decode_tokens,scheduled_reqs,preempted_reqs,finished_reqs,schedule_us,repeats,engine,"
+        "encoder_items,encoder_tokens"
     ),
     "requests.jsonl": None,
     "cuda_graph_captures.csv": (
@@ -45,6 +46,10 @@ COLUMNS = {
         "launch_us,gpu_us,dummy,worker,num_graphs"
     ),
     "gpu_memory.csv": "timestamp_sec,gpu,used_bytes,free_bytes,utilization_pct",
+    "gpu_steps.csv": (
+        "timestamp_sec,worker,prefill_tokens,decode_tokens,prefill_reqs,decode_reqs,gpu_us,"
+        "encoder_items,encoder_us"
+    ),
     "moe_experts.csv": "timestamp_sec,since_sec,worker,layer,tokens,by_expert",
     "moe_pairs.csv": (
         "timestamp_sec,worker,layer,expert,other_expert,routed_tokens,pair_tokens,expected_tokens,"

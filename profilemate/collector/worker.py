@@ -10,12 +10,13 @@ from typing import Any
 from profilemate.collector.contents import content_ids
 from profilemate.collector.decode import GAP, Episode, ImpossibleError
 from profilemate.collector.experts import Experts
+from profilemate.collector.gpu_steps import GpuSteps
 from profilemate.collector.header import Header
 from profilemate.collector.pauses import Pauses
 from profilemate.collector.tables import COLUMNS, Tables, text_cell
 from profilemate.collector.totals import Totals
 from profilemate.collector.worker_totals import UNKNOWN
-from profilemate.format.events import Op
+from profilemate.format.events import More, Op
 from profilemate.format.folder import Folder
 
 USAGE_TABLE = "cuda_graph_usage.csv"
@@ -131,6 +132,7 @@ class Worker:
         self._open: dict[int, _Captures] = {}
         self._misses_events = False
         self._experts = Experts(header.rank, origin_ns, tables)
+        self._steps = GpuSteps(header.rank, origin_ns, tables)
         self.pauses = Pauses()
 
     def apply(self, episode: Episode) -> None:
@@ -257,7 +259,10 @@ class Worker:
         self._entries[self._known(number)].replay(graphs, launch_ns, gpu_ns_and_1, 0)
 
     def _more(self, time: int, kind: int, blob: bytes) -> None:
-        self._experts.apply(time, kind, blob)
+        if kind == More.PHASES:
+            self._steps.apply(time, blob)
+        else:
+            self._experts.apply(time, kind, blob)
 
     def _pause(self, time: int) -> None:
         self.pauses.begin(time)

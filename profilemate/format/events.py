@@ -137,6 +137,13 @@ class More(IntEnum):
     TRACE = 4
     """The trace of OpenTelemetry's that a request which just arrived belongs to: request, trace id
     and the id of the span above it, in W3C's spelling."""
+    ENCODER = 5
+    """What the step that ends gives to the encoder of a multimodal model: items, and the tokens
+    that they become; null in place of the tokens where they are not known."""
+    PHASES = 6
+    """A step that a worker executed: prefill tokens, decode tokens, requests with prefill tokens,
+    those without, nanoseconds on the GPU, items for the encoder, nanoseconds of the encoder on the
+    GPU; null where a time is not known."""
 
 
 TRACE_ID, SPAN_ID = "[0-9a-f]{32}", "[0-9a-f]{16}"
@@ -152,6 +159,7 @@ PARTS = {
     "graphs": "the cuda_graph tables",
     "executions": "cuda_graph_timeline.csv",
     "experts": "moe_experts.csv and moe_pairs.csv",
+    "phases": "gpu_steps.csv",
 }
 """The parts of a recording that can end alone, and what is lost with each. The journal names a part
 by its place, so new ones come last."""

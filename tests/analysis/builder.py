@@ -27,7 +27,8 @@ COLUMNS = {
     ),
     "scheduler_steps.csv": (
         "timestamp_sec,step,running_reqs,waiting_reqs,scheduled_tokens,prefill_tokens,"
-        "decode_tokens,scheduled_reqs,preempted_reqs,finished_reqs,schedule_us,repeats,engine"
+        "decode_tokens,scheduled_reqs,preempted_reqs,finished_reqs,schedule_us,repeats,engine,"
+        "encoder_items,encoder_tokens"
     ),
     "cuda_graph_captures.csv": (
         "runtime_mode,num_tokens,num_reqs,uniform,has_lora,capture_time_sec,duration_sec,"
@@ -42,6 +43,10 @@ COLUMNS = {
         "launch_us,gpu_us,dummy,worker,num_graphs"
     ),
     "gpu_memory.csv": "timestamp_sec,gpu,used_bytes,free_bytes,utilization_pct",
+    "gpu_steps.csv": (
+        "timestamp_sec,worker,prefill_tokens,decode_tokens,prefill_reqs,decode_reqs,gpu_us,"
+        "encoder_items,encoder_us"
+    ),
     "moe_experts.csv": "timestamp_sec,since_sec,worker,layer,tokens,by_expert",
     "moe_pairs.csv": (
         "timestamp_sec,worker,layer,expert,other_expert,routed_tokens,pair_tokens,expected_tokens,"
@@ -117,6 +122,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_graphs": 1,
     },
     "gpu_memory.csv": {"timestamp_sec": 1, "gpu": 0, "utilization_pct": 50},
+    "gpu_steps.csv": {"timestamp_sec": 1, "worker": 0, "encoder_items": 0, "encoder_us": 0},
     "moe_experts.csv": {"timestamp_sec": 2, "since_sec": 1, "worker": 0, "layer": 0},
     "moe_pairs.csv": {"timestamp_sec": 2, "worker": 0, "layer": 0},
 }

@@ -102,6 +102,11 @@ IMPOSSIBLE: Mapping[str, tuple[Impossible, ...]] = {
         lambda row: {"has_lora": 2},
     ),
     "gpu_memory.csv": (lambda row: {"utilization_pct": 101}, lambda row: {"used_bytes": 2**60}),
+    "gpu_steps.csv": (
+        lambda row: {"prefill_reqs": int(row["prefill_tokens"]) + 1},
+        lambda row: {"decode_reqs": int(row["decode_tokens"]) + 1},
+        lambda row: {"encoder_items": -1},
+    ),
     "moe_experts.csv": (
         lambda row: {"by_expert": "1,2"},
         lambda row: {"by_expert": "1 -2"},

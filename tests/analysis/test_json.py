@@ -19,6 +19,7 @@ from tests.analysis.test_preemptions import victim_of_another
 from tests.analysis.test_prefix_cache import eight_alike
 from tests.analysis.test_rent import two_that_share
 from tests.analysis.test_text import busy
+from tests.analysis.timed import with_gpu_time
 
 DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "json.md"
 
@@ -68,7 +69,8 @@ def test_a_session_that_is_not_complete_says_so(session: SessionBuilder) -> None
 
 
 @pytest.mark.parametrize(
-    "story", [busy, swept, two_that_share, victim_of_another, on_the_gpu, with_experts]
+    "story",
+    [busy, swept, two_that_share, victim_of_another, on_the_gpu, with_experts, with_gpu_time],
 )
 def test_every_key_is_documented(
     session: SessionBuilder, story: Callable[[SessionBuilder], None]

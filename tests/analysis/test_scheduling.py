@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from analysis import open_session
+from analysis import open_session, summarize
 from analysis.pool import pressure
+from analysis.renderers.text.summary import render
 from analysis.requests import scheduling
-from analysis.requests.scheduling import PerStep, Pressure, Scheduling
+from analysis.requests.scheduling import EncoderInputs, PerStep, Pressure, Scheduling
 from tests.analysis.builder import SessionBuilder
 
 
@@ -130,3 +131,60 @@ def test_nothing_scheduled_is_nothing_said(session: SessionBuilder) -> None:
         None,
         (),
     )
+
+
+def test_tokens_by_phase(session: SessionBuilder) -> None:
+    session.rows(
+        "scheduler_steps.csv",
+        step(1, 100, 0, 1),
+        step(2, 50, 0, 1),
+        step(3, 40, 3, 4),
+        step(4, 0, 7, 7),
+        step(5, 0, 7, 7),
+        step(6, 0, 1, 1),
+        step(7, 0, 0, 0),
+    )
+    prefill, mixed, decode = scheduling_of(session).by_phase
+    assert (prefill.phase, prefill.steps) == ("prefill", 2)
+    assert (prefill.prefill_tokens, prefill.decode_tokens) == (150, 0)
+    assert prefill.tokens == PerStep(75, 50, 100, 100, 100)
+    assert (mixed.phase, mixed.steps) == ("mixed", 1)
+    assert (mixed.prefill_tokens, mixed.decode_tokens) == (40, 3)
+    assert (decode.phase, decode.steps, decode.decode_tokens) == ("decode", 3, 15)
+    assert decode.tokens == PerStep(5, 7, 7, 7, 7)
+    # Of one phase alone there is nothing to set apart.
+    assert [each.phase for each in scheduling_of(session, after_sec=3.5).by_phase] == ["decode"]
+
+
+def test_what_the_encoder_got(session: SessionBuilder) -> None:
+    session.rows(
+        "scheduler_steps.csv",
+        step(1, 100, 0, 1, encoder_items=2, encoder_tokens=60),
+        step(2, 50, 0, 1, encoder_items=0, encoder_tokens=0),
+        step(3, 40, 3, 4, encoder_items=1, encoder_tokens=30),
+    )
+    assert scheduling_of(session).encoder == EncoderInputs(2, 3, 90)
+    session.rows("scheduler_steps.csv", step(4, 9, 0, 1, encoder_items=1))
+    assert scheduling_of(session).encoder == EncoderInputs(3, 4, None)
+
+
+def test_a_session_before_the_encoder_was_counted(session: SessionBuilder) -> None:
+    session.rows("scheduler_steps.csv", step(1, 100, 0, 1))
+    assert scheduling_of(session).encoder is None
+
+
+def test_phases_and_encoder_in_the_summary(session: SessionBuilder) -> None:
+    session.rows(
+        "scheduler_steps.csv",
+        step(1, 1000, 0, 1, encoder_items=2, encoder_tokens=600),
+        step(2, 0, 7, 7),
+    )
+    text = render(summarize(open_session(session.folder)))
+    section = text.partition("\nScheduling\n")[2].partition("\n\n")[0]
+    for line in (
+        "Encoder             2 items  in 1 steps, 600 tokens",
+        "Tokens by phase       steps  of prompts  of answers   a step  95th pct.    max",
+        "Prefill alone             1       1,000           0  1,000.0      1,000  1,000",
+        "Decode alone              1           0           7      7.0          7      7",
+    ):
+        assert line in section

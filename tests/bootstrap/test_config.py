@@ -148,6 +148,8 @@ def test_gpu_timing_is_a_switch() -> None:
 def test_experts() -> None:
     assert not config.read({}).experts
     assert config.read({"VLLM_PROFILING_EXPERTS": "1"}).experts
+    assert not config.read({}).phases
+    assert config.read({"VLLM_PROFILING_PHASES": "1"}).phases
     assert config.read({}).expert_pairs == 512
     assert config.read({"VLLM_PROFILING_EXPERT_PAIRS": "0"}).expert_pairs == 0
     for value in ("513", "-1", "many", "1.5", "\u0663"):

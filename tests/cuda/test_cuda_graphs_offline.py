@@ -13,7 +13,7 @@ from tests.support import engine
 
 pytestmark = pytest.mark.engine
 
-TIMED = {"VLLM_PROFILING_GPU_TIMING": "1"}
+TIMED = {"VLLM_PROFILING_GPU_TIMING": "1", "VLLM_PROFILING_PHASES": "1"}
 BREAKABLE = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}
 SEPARATE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 CASES = ("default", "piecewise, timed", "full", "eager", "breakable", "own process")
@@ -269,8 +269,33 @@ class TestModes:
         written = sum(float(row["total_gpu_sec"] or 0) for row in run.usage)
         assert written == pytest.approx(sum(int(row["gpu_us"]) for row in timed) / 1e6, rel=0.02)
 
+    def test_steps_are_timed_by_phase_where_asked_for(self, cuda: CudaLab, runner: str) -> None:
+        run = engine_of(cuda, runner, "piecewise, timed")
+        tokens = ("prefill_tokens", "decode_tokens")
+        scheduled = [
+            [row[name] for name in tokens]
+            for row in engine.rows(run.session, "scheduler_steps")
+            if row["scheduled_tokens"] != "0"
+        ]
+        timed = table(run.session, "gpu_steps")
+        assert [[row[name] for name in tokens] for row in timed] == scheduled
+        assert {(row[tokens[0]] != "0", row[tokens[1]] != "0") for row in timed} == {
+            (True, False),
+            (False, True),
+            (True, True),
+        }
+        assert all(row["gpu_us"] and row["encoder_us"] == "0" for row in timed)
+        # A step has all of its replays in it.
+        replays = sum(int(row["gpu_us"]) for row in run.served if row["gpu_us"])
+        assert sum(int(row["gpu_us"]) for row in timed) > replays
+        assert run.metadata["phases"] == {"workers": [0], "problem": None}
+        found = run.summary["gpu_time"]
+        assert (found["steps"], found["timed"]) == (len(timed), len(timed))
+
     def test_and_only_there(self, default: Run) -> None:
         assert not any(row["gpu_us"] for row in default.timeline)
+        assert not (default.session / "gpu_steps.csv").exists()
+        assert default.metadata["phases"] is None
         assert not any(row["total_gpu_sec"] for row in default.usage)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from profilemate.collector.decode import Shape, episodes
 from profilemate.collector.journal_reader import JournalReader
-from profilemate.format.events import Op
+from profilemate.format.events import More, Op
 from profilemate.format.journal import Kind
 from profilemate.hooks.gpu import executions, graphs
 from profilemate.hooks.gpu.gpu_timer import GpuTimer
@@ -118,6 +118,12 @@ def read(journal: Path) -> Recorded:
             assert op == Op.REPLAY
             found.replays.append((event[1], event[2]))
     return found
+
+
+def more(journal: Path, kind: More) -> list[Any]:
+    """The values of the journal's events of this kind."""
+    events = (event for op, event in _events(journal, Recorded()) if op == Op.MORE)
+    return [json.loads(blob) for _, number, blob in events if number == kind]
 
 
 def _events(journal: Path, found: Recorded) -> Iterator[tuple[int, Any]]:

@@ -10,11 +10,22 @@ import polars as pl
 import pytest
 
 from analysis import open_session, series, summarize
-from analysis.series import block_map, depths, evictions, hit_rate, pools, slots, steps, timeline
+from analysis.series import (
+    block_map,
+    depths,
+    evictions,
+    hit_rate,
+    phases,
+    pools,
+    slots,
+    steps,
+    timeline,
+)
 from analysis.series.bins import Bins, of_session
 from analysis.series.slots import SlotSeries, SlotTally
 from analysis.tables.session import Session
 from tests.analysis.builder import SessionBuilder
+from tests.analysis.timed import timed, with_gpu_time
 
 
 @pytest.fixture(params=[100, 10_000])
@@ -445,3 +456,32 @@ def test_empty_slots_are_those_of_the_summary(session: SessionBuilder) -> None:
     # The request came in the warm-up, and grows after it.
     later = open_session(session.folder, after_sec=4)
     assert (series.measure(later, summarize(later)).slots or found).empty[0] == pytest.approx(7.5)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_steps_by_phase(session: SessionBuilder) -> None:
+    with_gpu_time(session)
+    timed(session, (5.5, 0, 4, 60_000), worker=1)
+    found = phases.measure(*opened(session))
+    none = [None] * 10
+    assert found.tokens == {
+        "prefill": (None, 1000, 500, *none[3:]),
+        "mixed": (*none[:3], 404, *none[4:]),
+        "decode": (*none[:4], 4, 4, 2, *none[7:]),
+    }
+    assert found.gpu_ms == {
+        "prefill": (None, 400, 200, *none[3:]),
+        "mixed": (*none[:3], 300, *none[4:]),
+        "decode": (*none[:4], 20, 50, *none[6:]),
+    }
+    assert found.encoder_ms == (None, 100, *none[2:])
+
+
+def test_steps_without_gpu_time(session: SessionBuilder) -> None:
+    session.rows(
+        "scheduler_steps.csv",
+        {"scheduled_tokens": 4, "prefill_tokens": 4, "decode_tokens": 0, "scheduled_reqs": 1},
+    )
+    found = phases.measure(*opened(session))
+    assert list(found.tokens) == ["prefill"]
+    assert (found.gpu_ms, found.encoder_ms) == ({}, ())

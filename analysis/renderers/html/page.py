@@ -28,6 +28,7 @@ from analysis.renderers.html.charts import (
     holders,
     miss_ratio_curve,
     misses,
+    phases,
     preemptions,
     prefix_cache,
     rent,
@@ -138,7 +139,7 @@ def sections_of(report: Report) -> list[Section]:
                 rent.charts,
             ),
         ),
-        ("scheduler", "Scheduler", (steps.charts,)),
+        ("scheduler", "Scheduler", (steps.charts, phases.charts)),
         (
             "cuda-graphs",
             "CUDA graphs",

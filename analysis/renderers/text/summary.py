@@ -21,6 +21,7 @@ from analysis.renderers.text.sections import (
     families,
     findings,
     fragmentation,
+    gpu_time,
     graph_ledger,
     head_room,
     holders,
@@ -87,6 +88,7 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     )
     yield from section(headings.LEDGER, graph_ledger.lines(summary.graph_ledger))
     yield from section(headings.MEMORY, memory.lines(summary.memory))
+    yield from section(headings.GPU_TIME, gpu_time.lines(summary.gpu_time))
     yield from section(headings.EXPERTS, experts.lines(summary.experts))
     yield from section(headings.PROFILING, session.profiling(summary.cost))
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from profilemate.format.events import More, Op
+from profilemate.hooks.gpu import serving
 from profilemate.hooks.gpu.expert_counts import Counts, Reading
 from profilemate.hooks.gpu.expert_layers import (
     METHOD,
@@ -26,7 +27,7 @@ from profilemate.hooks.gpu.expert_layers import (
     why_not,
 )
 from profilemate.hooks.gpu.graphs import Graphs
-from profilemate.hooks.instances import has_method, hook, reference, require_method
+from profilemate.hooks.instances import has_method, hook, reference
 from profilemate.hooks.kv.facts import engine_rank
 from profilemate.hooks.parts import Part
 from profilemate.messages import cause, say
@@ -76,8 +77,7 @@ class _Schedule:
 class Experts:
     """Records the experts of one worker, in the journal of its ``graphs``.
 
-    ``dummies`` counts dummy runs under way, ``is_dummy`` says that the execution has one in it or
-    around it, and ``warming_up`` is set while vLLM runs made-up requests: then nothing is counted.
+    ``seen`` says of each layer whether its router has been asked.
     """
 
     def __init__(self, graphs: Graphs, rank: int, layers: Sequence[Layer], counts: Counts) -> None:
@@ -85,8 +85,6 @@ class Experts:
         # The routers lead to the model, which this outlives.
         self.layers = [layer._replace(router=None) for layer in layers]
         self.seen = [False] * len(layers)
-        self.dummies = 0
-        self.warming_up = self.is_dummy = False
         self._graphs = graphs
         self._recorder = graphs.recorder
         self._rank = rank
@@ -114,7 +112,7 @@ class Experts:
 
         return take
 
-    def executed(self, scheduler_output: Any) -> None:
+    def executed(self, scheduler_output: Any, _: Any) -> None:
         """An execution has ended that was no dummy."""
         recorder = self._recorder
         is_paused = recorder.wants_pause or recorder.is_paused
@@ -296,10 +294,9 @@ def begin(worker: Any, graphs: Graphs, most_pairs: int, counted: Counted) -> str
     )
     recorded = Experts(graphs, engine_rank(config), layers, counts)
     with recorded.part.attaching():
-        require_method(runner, "execute_model")
         for place, layer in enumerate(layers):
             recorded.part.on_stop(hook(layer.router, METHOD, after=recorded.chosen_by(place)))
-        _watch_executions(worker, runner, recorded)
+        serving.watch(worker, runner, recorded.part, recorded.executed)
     graphs.recorder.status(
         experts={
             "layers": [layer.number for layer in layers],
@@ -317,44 +314,6 @@ def _most_tokens(config: Any) -> int:
     """Rows of a batch that can hold tokens."""
     captured = getattr(config.compilation_config, "max_cudagraph_capture_size", None) or 0
     return max(int(config.scheduler_config.max_num_batched_tokens), int(captured))
-
-
-def _watch_executions(worker: Any, runner: Any, recorded: Experts) -> None:
-    part = recorded.part
-
-    def before(_: Any) -> None:
-        recorded.is_dummy = recorded.dummies > 0
-
-    def after(_: Any, __: None, scheduler_output: Any) -> None:
-        if recorded.is_dummy or recorded.warming_up:
-            return
-        try:
-            recorded.executed(scheduler_output)
-        except Exception as error:
-            part.fail("execute_model", error)
-
-    def begin_dummy() -> None:
-        recorded.dummies += 1
-        recorded.is_dummy = True
-
-    def end_dummy(_: None) -> None:
-        recorded.dummies -= 1
-
-    def begin_warm_up() -> None:
-        recorded.warming_up = True
-
-    def end_warm_up(_: None) -> None:
-        recorded.warming_up = False
-
-    if has_method(runner, "_dummy_run"):
-        part.on_stop(hook(runner, "_dummy_run", before=begin_dummy, lastly=end_dummy))
-    part.on_stop(
-        hook(runner, "execute_model", "scheduler_output", before=before, after=after, given="place")
-    )
-    if has_method(worker, "compile_or_warm_up_model"):
-        part.on_stop(
-            hook(worker, "compile_or_warm_up_model", before=begin_warm_up, lastly=end_warm_up)
-        )
 
 
 def _lose(graphs: Graphs, problem: str) -> None:

@@ -14,7 +14,7 @@ import wrapt
 from profilemate import config
 from profilemate.format.errors import SessionError
 from profilemate.hooks import targets
-from profilemate.hooks.gpu import executions, experts, graphs, worker_facts
+from profilemate.hooks.gpu import executions, experts, graphs, phases, worker_facts
 from profilemate.hooks.gpu.experts import Counted
 from profilemate.hooks.gpu.gpu_timer import GpuTimer
 from profilemate.hooks.instances import has_method, hook, reference
@@ -80,6 +80,7 @@ def _watch(worker: Any, settings: config.Config) -> None:
         "gpu_interval_sec": settings.gpu_interval_sec,
         "gpu_timing": settings.gpu_timing,
         "deployment": deployment_of(settings, worker.vllm_config),
+        "phases": settings.phases,
         **described,
     }
     opened = open_journal(settings, "worker", described["rank"], header, WORKER_PAUSE_SEC)
@@ -87,15 +88,18 @@ def _watch(worker: Any, settings: config.Config) -> None:
         return
     place, recorder = opened
     counted = Counted()
+    timed = None
     try:
         recorded = _attach(worker, settings, described, recorder)
+        if settings.phases and worker.device.type == "cuda":
+            timed = phases.watch(worker, recorded, sys.modules["torch"].cuda)
         if _counts_experts(worker, settings):
             experts.watch(worker, recorded, settings.expert_pairs, counted)
     except Exception as error:
         recorder.fail("attaching", error)
         recorder.close()
         return
-    weakref.finalize(worker, _close, recorded, counted)
+    weakref.finalize(worker, _close, recorded, counted, timed)
     launch.start(place.directory)
     if settings.verbose:
         say(f"worker {described['rank']} records into {place.directory}")
@@ -133,9 +137,14 @@ def _attach(
     return recorded
 
 
-def _close(recorded: graphs.Graphs, counted: Counted) -> None:
+def _close(recorded: graphs.Graphs, counted: Counted, timed: phases.Phases | None) -> None:
     if recorded.recorder.active:
         counted.close()
+    if recorded.recorder.active and timed is not None and not timed.part.lost:
+        try:
+            timed.close()
+        except Exception as error:
+            timed.part.fail("the worker's end", error)
     try:
         if recorded.recorder.active:
             recorded.close()

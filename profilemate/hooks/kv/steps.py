@@ -9,7 +9,7 @@ from itertools import compress
 from types import SimpleNamespace
 from typing import Any
 
-from profilemate.format.events import Op
+from profilemate.format.events import More, Op
 from profilemate.hooks.instances import has_method, hook, reference, require_method
 from profilemate.hooks.kv.engine_parts import EngineParts
 from profilemate.hooks.kv.requests import Requests
@@ -93,6 +93,10 @@ class Steps:
                     self._repeat(ended)
                     return
         self._idle_signature = signature
+        encoded = getattr(output, "scheduled_encoder_inputs", None)
+        if encoded:
+            values = [sum(map(len, encoded.values())), _encoder_tokens(scheduler, encoded)]
+            self._keep((encode.more, Op.MORE, ended, More.ENCODER, values))
         prefill_tokens = self._assign(scheduler, output)
         if self._requests.forgotten_by_steps:
             for request_id in output.finished_req_ids:
@@ -315,6 +319,24 @@ def _watch_abort(scheduler: Any, steps: Steps, part: Part) -> None:
             part.fail("finish_requests", error)
 
     part.on_stop(hook(scheduler, "finish_requests", after=after))
+
+
+def _encoder_tokens(scheduler: Any, encoded: dict[str, list[int]]) -> int | None:
+    """Tokens that these items of requests become in the encoder; None where a release does not say
+    so as others do."""
+    try:
+        return sum(
+            _tokens_of_item(scheduler.requests[request_id], item)
+            for request_id, items in encoded.items()
+            for item in items
+        )
+    except Exception:
+        return None
+
+
+def _tokens_of_item(request: Any, item: int) -> int:
+    count = getattr(request, "get_num_encoder_embeds", None) or request.get_num_encoder_tokens
+    return int(count(item))
 
 
 def _request_counts(scheduler: Any) -> tuple[int, int]:

@@ -49,6 +49,7 @@ def _watch(scheduler: Any, settings: config.Config) -> None:
         **facts.describe(scheduler, pools),
         **contents.describe(scheduler, pools),
         "deployment": deployment_of(settings, scheduler.vllm_config),
+        "phases": settings.phases,
     }
     opened = open_journal(settings, "engine", rank, described)
     if opened is None:

@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from analysis.renderers.text.layout import Line, row, table
-from analysis.requests.scheduling import PerStep, Pressure, Scheduling
+from analysis.requests.scheduling import (
+    EncoderInputs,
+    PerStep,
+    PhaseSteps,
+    Pressure,
+    Scheduling,
+)
 from analysis.wording.bands import BANDS
 from analysis.wording.by_whom import POLICIES
 from analysis.wording.formats import seconds
+from analysis.wording.phases import PHASES
 
 
 def lines(scheduling: Scheduling, policy: str | None = None) -> Iterator[Line]:
@@ -28,9 +35,12 @@ def lines(scheduling: Scheduling, policy: str | None = None) -> Iterator[Line]:
     yield from row("Steps", f"{scheduling.steps:,}", kinds)
     yield from row("Requests a step", _counted(requests))
     yield from row("Tokens a step", _counted(tokens))
+    if scheduling.encoder is not None:
+        yield from row("Encoder", *_encoder(scheduling.encoder))
     if took is not None:
         scheduled = f"median {seconds(took.p50 / 1e6)}, 99th pct. {seconds(took.p99 / 1e6)}"
         yield from row("schedule() took", scheduled)
+    yield from _by_phase(scheduling.by_phase)
     spreads = (
         ("Queued", scheduling.queued),
         ("First token after", scheduling.first_token),
@@ -49,6 +59,30 @@ def lines(scheduling: Scheduling, policy: str | None = None) -> Iterator[Line]:
             ("While the pool was", "arrived", "queued 95th", "1st token 95th", "preempted"),
             [_pressure(part) for part in busy],
         )
+
+
+def _by_phase(phases: Sequence[PhaseSteps]) -> Iterator[Line]:
+    if len(phases) < 2:
+        return
+    rows = [
+        (
+            PHASES[each.phase],
+            f"{each.steps:,}",
+            f"{each.prefill_tokens:,}",
+            f"{each.decode_tokens:,}",
+            f"{each.tokens.mean:,.1f}",
+            f"{each.tokens.p95:,.0f}",
+            f"{each.tokens.max:,.0f}",
+        )
+        for each in phases
+    ]
+    heads = ("Tokens by phase", "steps", "of prompts", "of answers", "a step", "95th pct.", "max")
+    yield from table(heads, rows)
+
+
+def _encoder(encoder: EncoderInputs) -> tuple[str, str]:
+    tokens = "" if encoder.tokens is None else f", {encoder.tokens:,} tokens"
+    return f"{encoder.items:,} items", f"in {encoder.steps:,} steps{tokens}"
 
 
 def _counted(counted: PerStep) -> str:

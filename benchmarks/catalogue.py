@@ -40,6 +40,7 @@ CATALOGUE = (
     ),
     Entry("graph", "CUDA graph replay", "graph_replay"),
     Entry("experts", "counting experts, on a CPU", "expert_counting", minutes=5, extra=True),
+    Entry("phases", "timing steps by phase, on a CPU", "step_timing", minutes=3, extra=True),
     Entry("start", "interpreter start without vLLM", "start_up"),
     Entry("delay", "event to CSV row", "row_delay", minutes=2),
     Entry("collector", "the collector's speed and memory", "collector", minutes=4),

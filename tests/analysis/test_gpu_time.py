@@ -83,10 +83,10 @@ def test_the_section(session: SessionBuilder) -> None:
     for line in (
         "Steps               6  of 1 worker, 5 of them timed",
         "On the GPU          960.0 ms  9.60 % of the time",
-        "Of phase              steps  GPU time   of all    median  99th pct.  tokens a step",
-        "Prefill alone             2  600.0 ms  62.50 %  300.0 ms   398.0 ms          750.0",
-        "Mixed                     1  300.0 ms  31.25 %  300.0 ms   300.0 ms          404.0",
-        "Decode alone              3   60.0 ms   6.25 %   30.0 ms    39.8 ms            3.3",
+        "Of phase          steps  GPU time   of all    median  99th pct.  tokens a step",
+        "Prefill alone         2  600.0 ms  62.50 %  300.0 ms   398.0 ms          750.0",
+        "Mixed                 1  300.0 ms  31.25 %  300.0 ms   300.0 ms          404.0",
+        "Decode alone          3   60.0 ms   6.25 %   30.0 ms    39.8 ms            3.3",
         "Encoder             100.0 ms  of that, for 2 items in 1 step; median 100.0 ms,",
     ):
         assert line in section

@@ -15,7 +15,7 @@ from analysis.requests.scheduling import (
 )
 from analysis.wording.bands import BANDS
 from analysis.wording.by_whom import POLICIES
-from analysis.wording.formats import seconds
+from analysis.wording.formats import counted, seconds
 from analysis.wording.phases import PHASES
 
 
@@ -82,7 +82,7 @@ def _by_phase(phases: Sequence[PhaseSteps]) -> Iterator[Line]:
 
 def _encoder(encoder: EncoderInputs) -> tuple[str, str]:
     tokens = "" if encoder.tokens is None else f", {encoder.tokens:,} tokens"
-    return f"{encoder.items:,} items", f"in {encoder.steps:,} steps{tokens}"
+    return counted(encoder.items, "item"), f"in {counted(encoder.steps, 'step')}{tokens}"
 
 
 def _counted(counted: PerStep) -> str:

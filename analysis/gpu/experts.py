@@ -35,7 +35,8 @@ class Layer:
     tokens, divided by their mean. ``gini``: from 0, all have the same, to nearly 1, one has all.
     ``unused``: experts without a token. ``moved_share``: how much of the load the experts of the
     second half of the time have that those of the first half had not, from 0 to 1; None where one
-    of the halves has no tokens.
+    of the halves has no tokens. ``by_rank``: tokens of each expert-parallel rank's experts; empty
+    where that is not known.
     """
 
     layer: int
@@ -48,6 +49,7 @@ class Layer:
     gini: float
     unused: int
     moved_share: float | None
+    by_rank: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,10 @@ class Pair:
 class Experts:
     """``experts``: of a layer, ``chosen`` for each token; None where not known. ``layers``: by
     number. ``pairs``: those farthest above chance, of the whole run of the workers. The means are
-    over the layers; None without any. ``problem``: why nothing was counted, or not all; None where
+    over the layers; None without any. ``ranks``: of the expert-parallel group; None without one.
+    ``has_eplb``: vLLM's load balancer moves the experts. ``balancedness``: the mean load of the
+    ranks divided by that of the busiest, from 0 to 1, as that balancer computes it; None where the
+    loads of ranks are not known. ``problem``: why nothing was counted, or not all; None where
     all was, or nothing was asked for.
     """
 
@@ -80,6 +85,9 @@ class Experts:
     mean_max_over_mean: float | None
     mean_gini: float | None
     unused_share: float | None
+    ranks: int | None
+    has_eplb: bool
+    balancedness: float | None
     problem: str | None
 
 
@@ -101,8 +109,25 @@ def measure(session: Session) -> Experts:
         mean_max_over_mean=_mean([layer.max_over_mean for layer in layers]),
         mean_gini=_mean([layer.gini for layer in layers]),
         unused_share=sum(layer.unused for layer in layers) / experts if experts else None,
+        ranks=whole(entry.get("ranks")),
+        has_eplb=entry.get("eplb") is True,
+        balancedness=balancedness([layer.by_rank for layer in layers]),
         problem=text(entry.get("problem")),
     )
+
+
+def balancedness(by_rank: Sequence[Sequence[int]]) -> float | None:
+    """The mean load of the ranks divided by that of the busiest, both summed up over the layers, as
+    ``_compute_eplb_load_stats`` of vLLM does from 0.28 on. None where a layer's loads are not
+    known, or there is no load.
+
+    >>> balancedness([[3, 1], [2, 2]])
+    0.8
+    """
+    if not by_rank or not all(by_rank):
+        return None
+    busiest = sum(max(loads) for loads in by_rank)
+    return sum(sum(loads) / len(loads) for loads in by_rank) / busiest if busiest else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -112,13 +137,18 @@ def _mean(values: Sequence[float]) -> float | None:
 def _layers(session: Session) -> tuple[Layer, ...]:
     sums: dict[tuple[int, bool], list[int]] = {}
     routed: dict[int, int] = {}
+    ranks: dict[int, list[int]] = {}
     middle = (session.begin_sec + session.end_sec) / 2
     for batch in session.batches(TABLE, list(TABLES[TABLE].columns)):
         for layer, tokens in batch.group_by("layer").agg(pl.col("tokens").sum()).iter_rows():
             routed[layer] = routed.get(layer, 0) + tokens
         for layer, is_late, counts in _added_up(batch, middle).iter_rows():
             _add(sums.setdefault((layer, is_late), []), counts)
-    return tuple(_layer(number, routed[number], sums) for number in sorted(routed))
+        for layer, loads in batch.select("layer", "by_rank").drop_nulls().iter_rows():
+            _add(ranks.setdefault(layer, []), list(map(int, loads.split())))
+    return tuple(
+        _layer(number, routed[number], sums, ranks.get(number, [])) for number in sorted(routed)
+    )
 
 
 def _added_up(batch: pl.DataFrame, middle: float) -> pl.DataFrame:
@@ -148,7 +178,9 @@ def _add(known: list[int], counts: Sequence[int]) -> None:
         known[expert] += count
 
 
-def _layer(number: int, routed: int, sums: dict[tuple[int, bool], list[int]]) -> Layer:
+def _layer(
+    number: int, routed: int, sums: dict[tuple[int, bool], list[int]], ranks: Sequence[int]
+) -> Layer:
     counts: list[int] = []
     halves = [sums.get((number, is_late), []) for is_late in (False, True)]
     for half in halves:
@@ -168,6 +200,7 @@ def _layer(number: int, routed: int, sums: dict[tuple[int, bool], list[int]]) ->
         gini=gini(counts),
         unused=counts.count(0),
         moved_share=_moved(*halves),
+        by_rank=tuple(ranks),
     )
 
 

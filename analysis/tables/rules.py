@@ -193,6 +193,11 @@ _EXPERTS = (
         pl.col("by_expert").str.contains(r"^\d{1,16}( \d{1,16})*$"),
         "by_expert is no list of counts with a space between two",
     ),
+    Rule(
+        ("by_rank",),
+        pl.col("by_rank").str.contains(r"^(\d{1,16}( \d{1,16})*)?$"),
+        "by_rank is no list of counts with a space between two",
+    ),
 )
 
 _PAIRS = (

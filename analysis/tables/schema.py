@@ -359,6 +359,7 @@ _ALL = (
             "layer": _NUMBER,
             "tokens": _COUNT,
             "by_expert": _TEXT,
+            "by_rank": _TEXT,
         },
         "timestamp_sec",
         "since_sec",

@@ -53,10 +53,14 @@ class Experts:
         _require(_is_count(tokens) and len(layers) <= MOST_LAYERS, "tokens")
         rows = []
         begin = f"{self._seconds(time)},{self._seconds(since)},{self._rank}"
-        for layer, counts in layers:
+        for layer, counts, *more in layers:
+            _require(len(more) <= 1, "a layer")
+            ranks = more[0] if more and more[0] is not None else []
+            _require(all(_is_count(count) for count in ranks), "tokens of a rank")
             _require(_is_count(layer) and 0 < len(counts) <= MOST_EXPERTS, "a layer")
             _require(all(_is_count(count, tokens) for count in counts), "tokens of an expert")
-            rows.append(f"{begin},{layer},{tokens},{' '.join(map(str, counts))}")
+            by_expert, by_rank = (" ".join(map(str, each)) for each in (counts, ranks))
+            rows.append(f"{begin},{layer},{tokens},{by_expert},{by_rank}")
         if rows:
             self._experts("\n".join(rows))
 

@@ -105,6 +105,8 @@ def experts(workers: Sequence[Producer]) -> dict[str, Any] | None:
         "experts": max((known.get("experts") or 0 for known in counting), default=None),
         "chosen": max((known.get("chosen") or 0 for known in counting), default=None),
         "pairs": any(known.get("pairs") for known in counting),
+        "ranks": max((known.get("ranks") or 0 for known in counting), default=0) or None,
+        "eplb": any(known.get("eplb") for known in counting),
         "problem": next((known["problem"] for known in found if known.get("problem")), None),
     }
 

@@ -302,6 +302,8 @@ _OF_STATUS: dict[str, Check] = {
             experts=_some_count,
             chosen=_some_count,
             pairs=_some_flag,
+            ranks=_some_count,
+            eplb=_some_flag,
             problem=_some_text,
         )
     ),

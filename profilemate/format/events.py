@@ -125,8 +125,9 @@ class More(IntEnum):
 
     EXPERTS = 1
     """Tokens that a worker's MoE layers gave to their experts: when the counting of these began, in
-    nanoseconds; tokens that were routed since; for each layer a list of its number and a list of
-    the tokens of each expert."""
+    nanoseconds; tokens that were routed since; for each layer a list of its number, a list of the
+    tokens of each expert, and one of those of each expert-parallel rank's experts; null or nothing
+    in place of the last where that is not known."""
     EXPERT_PAIRS = 2
     """Pairs of experts that were chosen together, since the worker began: tokens that were routed;
     for each pair a list: layer, expert, expert, tokens that went to both, tokens expected there by

@@ -47,7 +47,7 @@ COLUMNS = {
         "timestamp_sec,worker,prefill_tokens,decode_tokens,prefill_reqs,decode_reqs,gpu_us,"
         "encoder_items,encoder_us"
     ),
-    "moe_experts.csv": "timestamp_sec,since_sec,worker,layer,tokens,by_expert",
+    "moe_experts.csv": "timestamp_sec,since_sec,worker,layer,tokens,by_expert,by_rank",
     "moe_pairs.csv": (
         "timestamp_sec,worker,layer,expert,other_expert,routed_tokens,pair_tokens,expected_tokens,"
         "expert_tokens,other_expert_tokens"

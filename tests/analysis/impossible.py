@@ -110,6 +110,7 @@ IMPOSSIBLE: Mapping[str, tuple[Impossible, ...]] = {
     "moe_experts.csv": (
         lambda row: {"by_expert": "1,2"},
         lambda row: {"by_expert": "1 -2"},
+        lambda row: {"by_rank": "1;2"},
         lambda row: {"since_sec": float(row["timestamp_sec"]) + 1.5},
     ),
     "moe_pairs.csv": (

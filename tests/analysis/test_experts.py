@@ -11,7 +11,7 @@ from analysis import open_session, summarize
 from analysis.gpu.experts import Experts, gini
 from analysis.renderers.text.summary import render
 from tests.analysis.builder import SessionBuilder
-from tests.analysis.moe import counted, paired, with_experts
+from tests.analysis.moe import COUNTED, counted, paired, with_experts
 
 
 def measured(session: SessionBuilder, **options: Any) -> Experts:
@@ -106,3 +106,25 @@ def test_why_there_are_none(session: SessionBuilder) -> None:
     assert "Not counted: vLLM divides a batch in two." in render(
         summarize(open_session(session.folder))
     )
+
+
+def test_balancedness_of_ranks(session: SessionBuilder) -> None:
+    session.metadata(experts={**COUNTED, "ranks": 2, "eplb": True})
+    counted(session, (1, 0, 5, "4 3 2 1"), by_rank="7 3")
+    counted(session, (1, 1, 5, "5 5 0 0"), by_rank="10 0")
+    counted(session, (2, 0, 5, "4 3 2 1"), by_rank="7 3", worker=1)
+    found = measured(session)
+    assert (found.ranks, found.has_eplb) == (2, True)
+    assert [layer.by_rank for layer in found.layers] == [(14, 6), (10, 0)]
+    # The means are 10 and 5, the busiest have 14 and 10.
+    assert found.balancedness == 15 / 24
+    text = render(summarize(open_session(session.folder)))
+    section = text.partition("\nExperts\n")[2].partition("\n\n")[0]
+    assert "Balancedness        0.62  mean load of 2 expert-parallel ranks over" in section
+    assert "EPLB moves experts" in section
+
+
+def test_without_ranks_there_is_no_balancedness(two_layers: SessionBuilder) -> None:
+    found = measured(two_layers)
+    assert (found.ranks, found.has_eplb, found.balancedness) == (None, False, None)
+    assert "Balancedness" not in render(summarize(open_session(two_layers.folder)))

@@ -24,15 +24,16 @@ def keep(journal: WorkerJournal, at: int, kind: More, values: list[Any]) -> None
 
 def test_rows(tmp_path: Path) -> None:
     journal = WorkerJournal(tmp_path, rank=2)
-    counts = [[0, [1, 0, 3]], [7, [2, 2]]]
+    counts = [[0, [1, 0, 3], [1, 3]], [7, [2, 2], None]]
     keep(journal, 2 * SECOND, More.EXPERTS, [journal.at(SECOND), 4, counts])
     keep(journal, 3 * SECOND, More.EXPERTS, [journal.at(2 * SECOND), 1, [[0, [0, 1, 0]]]])
     keep(journal, 3 * SECOND, More.EXPERT_PAIRS, [9, [PAIR]])
     tables = tables_of(journal)
     assert lines(tables, EXPERTS) == [
-        "2.000000,1.000000,2,0,4,1 0 3",
-        "2.000000,1.000000,2,7,4,2 2",
-        "3.000000,2.000000,2,0,1,0 1 0",
+        "2.000000,1.000000,2,0,4,1 0 3,1 3",
+        "2.000000,1.000000,2,7,4,2 2,",
+        # A journal of before ranks were told apart.
+        "3.000000,2.000000,2,0,1,0 1 0,",
     ]
     assert lines(tables, PAIRS) == ["3.000000,2,3,1,5,9,4,2.500,6,7"]
     assert metadata(tables)["processes"][0]["problem"] is None
@@ -43,6 +44,8 @@ IMPOSSIBLE: dict[str, tuple[More, Any]] = {
     "fewer than none": (More.EXPERTS, [0, 4, [[0, [1, -1]]]]),
     "half a token": (More.EXPERTS, [0, 4, [[0, [1, 0.5]]]]),
     "no experts": (More.EXPERTS, [0, 4, [[0, []]]]),
+    "less than no token of a rank": (More.EXPERTS, [0, 4, [[0, [1], [-1]]]]),
+    "a layer of too much": (More.EXPERTS, [0, 4, [[0, [1], [1], [1]]]]),
     "no layer": (More.EXPERTS, [0, 4, [["a", [1]]]]),
     "too little": (More.EXPERTS, [0, 4]),
     "too much": (More.EXPERT_PAIRS, [9, [PAIR], 1]),
@@ -72,13 +75,19 @@ def test_what_no_worker_can_have_counted(tmp_path: Path, kind: More, values: Any
 def test_metadata(tmp_path: Path) -> None:
     first, second = WorkerJournal(tmp_path), WorkerJournal(tmp_path, rank=1)
     counting = {"experts": 8, "chosen": 2, "pairs": True, "problem": None}
-    first.status(experts={**counting, "layers": [0, 1]})
+    first.status(experts={**counting, "layers": [0, 1], "ranks": 4, "eplb": True})
     second.status(experts={"problem": "vLLM divides a batch in two"})
     first.killed()
     second.killed()
     known = metadata(make_tables(first.folder, first.folder / "tables"))
     problem = "vLLM divides a batch in two"
-    assert known["experts"] == {**counting, "layers": [0, 1], "problem": problem}
+    assert known["experts"] == {
+        **counting,
+        "layers": [0, 1],
+        "ranks": 4,
+        "eplb": True,
+        "problem": problem,
+    }
     missing = [process["hooks_missing"] for process in known["processes"]]
     assert missing == [{}, {"experts": problem}]
 

@@ -161,7 +161,7 @@ class Recorded:
         """The tokens of each layer's experts, of all events."""
         sums = [[0] * EXPERTS for _ in range(LAYERS)]
         for _, _, layers in self.events(More.EXPERTS):
-            for number, counts in layers:
+            for number, counts, _ in layers:
                 for expert, count in enumerate(counts):
                     sums[number][expert] += count
         return sums

@@ -10,6 +10,9 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
+from profilemate.hooks.gpu import expert_ranks
+from profilemate.hooks.gpu.expert_ranks import Placement
+
 METHOD = "_compute_routing"
 """The router's method. It returns the weights, and the experts of each token."""
 
@@ -23,12 +26,14 @@ class UncountableError(RuntimeError):
 
 class Layer(NamedTuple):
     """An MoE layer. ``number`` is its place in the model; ``experts`` are logical ones, of which
-    each token gets ``chosen``."""
+    each token gets ``chosen``; ``placement`` says which ranks have them, None where all have all,
+    or it is not known."""
 
     number: int
     router: Any
     experts: int
     chosen: int
+    placement: Placement | None = None
 
 
 def is_moe(config: Any) -> bool:
@@ -77,12 +82,22 @@ def find(model: Any) -> list[Layer]:
             raise UncountableError("the model has experts that compute nothing (zero experts)")
         if id(router) not in found:
             number = _number(module, len(found))
-            found[id(router)] = Layer(number, router, _experts(module, router), int(router.top_k))
+            experts = _experts(module, router)
+            placement = _placement(module, experts)
+            found[id(router)] = Layer(number, router, experts, int(router.top_k), placement)
     layers = sorted(found.values(), key=lambda layer: layer.number)
     if len({layer.number for layer in layers}) < len(layers):
         # Of two models in one, say: then only the order is left.
         layers = [layer._replace(number=number) for number, layer in enumerate(found.values())]
     return layers
+
+
+def _placement(module: Any, experts: int) -> Placement | None:
+    try:
+        return expert_ranks.find(module, experts)
+    except Exception:
+        # A release that tells it in another way costs the loads of ranks, and nothing else.
+        return None
 
 
 def _number(module: Any, otherwise: int) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from profilemate.format.events import More, Op
-from profilemate.hooks.gpu import serving
+from profilemate.hooks.gpu import expert_ranks, serving
 from profilemate.hooks.gpu.expert_counts import Counts, Reading
 from profilemate.hooks.gpu.expert_layers import (
     METHOD,
@@ -47,11 +47,13 @@ _now = time.monotonic_ns
 
 
 class _Pending(NamedTuple):
-    """Counts that are being read. ``ended_ns``: when they were."""
+    """Counts that are being read. ``ended_ns``: when they were. ``table``: EPLB's, if it has
+    one."""
 
     reading: Reading
     ended_ns: int
     tokens: int
+    table: Reading | None = None
 
 
 class _Schedule:
@@ -77,10 +79,18 @@ class _Schedule:
 class Experts:
     """Records the experts of one worker, in the journal of its ``graphs``.
 
-    ``seen`` says of each layer whether its router has been asked.
+    ``seen`` says of each layer whether its router has been asked. ``table`` returns where EPLB has
+    which experts, a tensor on the device; None where it does not decide that.
     """
 
-    def __init__(self, graphs: Graphs, rank: int, layers: Sequence[Layer], counts: Counts) -> None:
+    def __init__(
+        self,
+        graphs: Graphs,
+        rank: int,
+        layers: Sequence[Layer],
+        counts: Counts,
+        table: Callable[[], Any],
+    ) -> None:
         self.part = Part(graphs.recorder, "experts")
         # The routers lead to the model, which this outlives.
         self.layers = [layer._replace(router=None) for layer in layers]
@@ -89,6 +99,7 @@ class Experts:
         self._recorder = graphs.recorder
         self._rank = rank
         self._counts = counts
+        self._table = table
         self._since_ns = _now()
         self._read_tokens = 0
         self._known: Any = None
@@ -164,8 +175,13 @@ class Experts:
     def _read(self, now: int) -> None:
         counts = self._counts
         if counts.tokens > self._read_tokens:
-            torch = sys.modules["torch"]
-            self._pending = _Pending(Reading(torch, counts.of_experts), now, counts.tokens)
+            torch, table = sys.modules["torch"], self._table()
+            self._pending = _Pending(
+                Reading(torch, counts.of_experts),
+                now,
+                counts.tokens,
+                None if table is None else Reading(torch, table),
+            )
 
     def _read_pairs(self, now: int) -> None:
         counts = self._counts
@@ -192,13 +208,14 @@ class Experts:
 
     def _report_experts(self, pending: _Pending) -> bool:
         numbers = pending.reading.result()
-        if numbers is None:
+        table = None if pending.table is None else pending.table.result()
+        if numbers is None or (table is None and pending.table is not None):
             return False
         news = (numbers if self._known is None else numbers - self._known)[:, :-1].tolist()
         tokens = pending.tokens - self._read_tokens
         values = [
-            [layer.number, of_layer[: layer.experts]]
-            for layer, of_layer in zip(self.layers, news, strict=True)
+            [layer.number, of_layer[: layer.experts], _by_rank(layer, of_layer, place, table)]
+            for place, (layer, of_layer) in enumerate(zip(self.layers, news, strict=True))
         ]
         self._keep(pending.ended_ns, More.EXPERTS, [self._since_ns, tokens, values])
         self._known, self._read_tokens = numbers, pending.tokens
@@ -219,7 +236,7 @@ class Experts:
         return True
 
     def _keep(self, now: int, kind: More, values: list[Any]) -> None:
-        numbers = sum(len(of_layer[-1]) if kind == More.EXPERTS else 7 for of_layer in values[-1])
+        numbers = sum(len(of_layer[1]) if kind == More.EXPERTS else 7 for of_layer in values[-1])
         self._recorder.weigh(32 * numbers)
         self._recorder.keep((encode.more, Op.MORE, now, kind, values))
         self._recorder.step_ended()
@@ -229,6 +246,18 @@ def counts_here(config: Any, rank: int) -> bool:
     """Whether this worker is to count: its model has experts, and of tensor-parallel ranks, which
     all route the same tokens, it is the first."""
     return is_moe(config) and rank % int(config.parallel_config.tensor_parallel_size) == 0
+
+
+def _by_rank(layer: Layer, counts: Sequence[int], place: int, table: Any) -> list[int] | None:
+    """Tokens of each rank's experts; None where it is not known which those are."""
+    placement, counts = layer.placement, counts[: layer.experts]
+    if placement is None:
+        return None
+    if placement.rank_of is not None:
+        return expert_ranks.by_rank(counts, placement.rank_of, placement.ranks)
+    if table is None:
+        return None
+    return expert_ranks.by_rank_of_copies(counts, table[place].tolist(), placement.ranks)
 
 
 class Counted:
@@ -292,7 +321,14 @@ def begin(worker: Any, graphs: Graphs, most_pairs: int, counted: Counted) -> str
         _most_tokens(config),
         experts <= most_pairs,
     )
-    recorded = Experts(graphs, engine_rank(config), layers, counts)
+    is_moving = any(layer.placement and layer.placement.rank_of is None for layer in layers)
+    # Neither the runner nor, through its layers' routers, the model is to be kept alive.
+    this, count = reference(runner), len(layers)
+
+    def table() -> Any:
+        return expert_ranks.moving(this(), count) if is_moving else None
+
+    recorded = Experts(graphs, engine_rank(config), layers, counts, table)
     with recorded.part.attaching():
         for place, layer in enumerate(layers):
             recorded.part.on_stop(hook(layer.router, METHOD, after=recorded.chosen_by(place)))
@@ -303,6 +339,8 @@ def begin(worker: Any, graphs: Graphs, most_pairs: int, counted: Counted) -> str
             "experts": experts,
             "chosen": max(layer.chosen for layer in layers),
             "pairs": counts.of_pairs is not None,
+            "ranks": max((each.placement.ranks for each in layers if each.placement), default=None),
+            "eplb": is_moving,
             "problem": None,
         }
     )

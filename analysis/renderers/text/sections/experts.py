@@ -31,11 +31,19 @@ def lines(experts: Experts) -> Iterator[Line]:
             f"{experts.mean_max_over_mean:.2f}",
             "of a layer's experts, on average over the layers",
         )
+    if experts.balancedness is not None:
+        yield from row("Balancedness", f"{experts.balancedness:.2f}", _balancedness(experts))
     if experts.unused_share is not None:
         unused = sum(layer.unused for layer in experts.layers)
         yield from row("Unused", share(experts.unused_share), f"{unused:,} experts of all layers")
     yield from _layers(experts.layers)
     yield from _pairs(experts.pairs)
+
+
+def _balancedness(experts: Experts) -> str:
+    ranks = max(len(layer.by_rank) for layer in experts.layers)
+    words = f"mean load of {ranks:,} expert-parallel ranks over that of the busiest"
+    return f"{words}; EPLB moves experts" if experts.has_eplb else words
 
 
 def _layers(layers: Sequence[Layer]) -> Iterator[Line]:

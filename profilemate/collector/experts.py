@@ -12,6 +12,7 @@ from typing import Any
 
 from profilemate.collector.decode import ImpossibleError
 from profilemate.collector.tables import Tables
+from profilemate.collector.worker_totals import WorkerTotals
 from profilemate.format.events import More
 
 EXPERTS_TABLE = "moe_experts.csv"
@@ -24,10 +25,12 @@ MOST_TOKENS = 1 << 53
 
 
 class Experts:
-    """Writes the rows of one worker. ``origin_ns`` is second 0 of the session."""
+    """Writes the rows of one worker, and counts its tokens in ``totals``. ``origin_ns`` is second
+    0 of the session."""
 
-    def __init__(self, rank: int, origin_ns: int, tables: Tables) -> None:
+    def __init__(self, rank: int, origin_ns: int, tables: Tables, totals: WorkerTotals) -> None:
         self._rank = rank
+        self._totals = totals
         self._origin = origin_ns
         self._experts = tables.append(EXPERTS_TABLE)
         self._pairs = tables.append(PAIRS_TABLE)
@@ -63,6 +66,8 @@ class Experts:
             rows.append(f"{begin},{layer},{tokens},{by_expert},{by_rank}")
         if rows:
             self._experts("\n".join(rows))
+        for layer, counts, *_ in layers:
+            self._totals.route(layer, tokens, counts)
 
     def _add_pairs(self, time: int, tokens: int, pairs: list[Any]) -> None:
         rows = []

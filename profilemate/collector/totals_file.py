@@ -87,6 +87,7 @@ def _workers(known: Sequence[Producer], counted: Totals) -> list[totals.Worker]:
         {
             "worker": rank,
             "executions": counted.workers[rank].content(),
+            "experts": counted.workers[rank].experts(),
             "replays": [
                 {
                     "mode": mode,

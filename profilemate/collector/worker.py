@@ -131,7 +131,7 @@ class Worker:
         self._totals = totals.worker(self.rank)
         self._open: dict[int, _Captures] = {}
         self._misses_events = False
-        self._experts = Experts(header.rank, origin_ns, tables)
+        self._experts = Experts(header.rank, origin_ns, tables, self._totals)
         self._steps = GpuSteps(header.rank, origin_ns, tables)
         self.pauses = Pauses()
 

@@ -210,12 +210,25 @@ class Replays(TypedDict):
     launch_ns: int
 
 
-class Worker(TypedDict):
-    """One worker."""
+class Experts(TypedDict):
+    """One MoE layer's ``routed_tokens``, and those of each of its experts, as in
+    moe_experts.csv."""
 
+    layer: int
+    routed_tokens: int
+    by_expert: list[int]
+
+
+class _Worker(TypedDict):
     worker: int
     executions: list[Executions]
     replays: list[Replays]
+
+
+class Worker(_Worker, total=False):
+    """One worker. ``experts`` came later than the others: older files lack it."""
+
+    experts: list[Experts]
 
 
 class Gpu(TypedDict):

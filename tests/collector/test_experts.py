@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from profilemate.collector.worker_totals import WorkerTotals
 from profilemate.format.events import More, Op
 from profilemate.record import encode
 from tests.collector.journals import WorkerJournal, lines, make_tables, metadata, tables_of
@@ -37,6 +39,35 @@ def test_rows(tmp_path: Path) -> None:
     ]
     assert lines(tables, PAIRS) == ["3.000000,2,3,1,5,9,4,2.500,6,7"]
     assert metadata(tables)["processes"][0]["problem"] is None
+
+
+def test_totals_of_the_whole_run(tmp_path: Path) -> None:
+    journal = WorkerJournal(tmp_path, rank=2)
+    for at in (1, 2, 3):
+        counts = [[0, [1, 0, 3], None], [7, [2, at], [4]]]
+        keep(journal, at * SECOND, More.EXPERTS, [journal.at((at - 1) * SECOND), 4, counts])
+    (worker,) = json.loads((tables_of(journal) / "totals.json").read_text())["workers"]
+    assert worker["experts"] == [
+        {"layer": 0, "routed_tokens": 12, "by_expert": [3, 0, 9]},
+        {"layer": 7, "routed_tokens": 12, "by_expert": [6, 6]},
+    ]
+
+
+def test_totals_outlive_a_collector() -> None:
+    """What one has counted another one goes on with, through JSON."""
+    first, second = WorkerTotals(), WorkerTotals()
+    first.execute("FULL,8,8,1,0", 7, 1, 0)
+    first.route(3, 5, [5, 0])
+    second.restore(json.loads(json.dumps(first.saved())))
+    for each in (first, second):
+        each.route(3, 2, [0, 2, 2])
+        each.execute("FULL,8,8,1,0", 7, 1, 0)
+    assert (
+        first.experts()
+        == second.experts()
+        == [{"layer": 3, "routed_tokens": 7, "by_expert": [5, 2, 2]}]
+    )
+    assert first.content() == second.content()
 
 
 IMPOSSIBLE: dict[str, tuple[More, Any]] = {

@@ -98,6 +98,8 @@ def _pairs(session: Path, seen: dict[str, Any]) -> Iterator[tuple[str, Any, Any]
     requests = {row["request_id"]: row for row in _requests(session)}
     scheduled = [(int(row["scheduled_tokens"]), int(row["scheduled_reqs"])) for row in steps]
     yield "steps (tokens, requests)", scheduled, list(map(tuple, seen["steps"]))
+    prefills = [int(row["prefill_tokens"]) for row in steps]
+    yield "prefill tokens of steps, as a worker tells them", prefills, seen["prefills"]
     preempted = sum(int(row["preempted_reqs"]) for row in _rows(session, "scheduler_steps"))
     yield "preemptions in all steps", preempted, len(seen["preempted"])
     yield (

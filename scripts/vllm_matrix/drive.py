@@ -26,6 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from profilemate.hooks.gpu.step_tokens import Prefills
 from profilemate.record import recorder
 from profilemate.simulation import parts
 from scripts.vllm_matrix import adapt, facts
@@ -45,13 +46,15 @@ MAX_STEPS = 20_000
 class Run:
     """What was seen of a case from outside the scheduler.
 
-    ``steps`` has scheduled tokens and scheduled requests of each step that scheduled any.
+    ``steps`` has scheduled tokens and scheduled requests of each step that scheduled any, and
+    ``prefills`` the tokens of prompts among them, as a worker tells them from what it is given.
     ``hits`` has by request the tokens that its first admission did not have to compute, and
     ``outputs`` those of its answer. ``loaded`` has those that its connector loaded. ``prompts``
     stand by request for what its prompt's full blocks hold, each with all that comes before it.
     """
 
     steps: list[tuple[int, int]] = field(default_factory=list)
+    prefills: list[int] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     hits: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
@@ -123,6 +126,8 @@ def _run(case: Case, scheduler: Any, run: Run, watch: Watch, *, pausing: bool) -
     recording = recorder._living()[-1]
     # Steps are quicker than its looks at what the user asks for.
     recording._asked = None
+    # A model runner knows how long its requests are.
+    prefills = Prefills(lambda request_id: int(scheduler.requests[request_id].num_tokens))
     in_flight: deque[tuple[Any, Any]] = deque()
     step = 0
     while scheduler.requests or in_flight:
@@ -131,10 +136,10 @@ def _run(case: Case, scheduler: Any, run: Run, watch: Watch, *, pausing: bool) -
         if pausing:
             recording.wants_pause = step in PAUSED
         if scheduler.requests:
-            output = _schedule(scheduler, run)
+            output = _schedule(scheduler, run, prefills)
             if pausing and step == PAUSED.stop:
                 watch.begin(_pools(scheduler.kv_cache_manager))
-                run.steps, run.preempted = [], []
+                run.steps, run.prefills, run.preempted = [], [], []
             in_flight.append((output, adapt.answer(scheduler, output)))
             watch.look()
             case.in_step(scheduler, step)
@@ -151,11 +156,13 @@ def _prefixes(tokens: list[int]) -> list[str]:
     return [blake2b(repr(tokens[:end]).encode(), digest_size=8).hexdigest() for end in ends]
 
 
-def _schedule(scheduler: Any, run: Run) -> Any:
+def _schedule(scheduler: Any, run: Run, prefills: Prefills) -> Any:
     running = list(scheduler.running)
     output = scheduler.schedule()
     tokens = output.total_num_scheduled_tokens
+    of_prompts = prefills.of(output).prefill_tokens
     if tokens:
+        run.prefills.append(of_prompts)
         run.steps.append((tokens, len(output.num_scheduled_tokens)))
     for request in running:
         if request.status.name == "PREEMPTED":

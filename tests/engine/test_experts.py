@@ -6,6 +6,7 @@ The application keeps a count of its own, from the outputs of the gates.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ def counted_and_not(lab: Lab) -> Iterator[tuple[Application, Application]]:
         **IN_PROCESS,
     }
     with (
-        lab.application("experts", **options, VLLM_PROFILING_EXPERTS="1") as counted,
+        lab.application(
+            "experts", **options, VLLM_PROFILING_EXPERTS="1", VLLM_PROFILING_PHASES="1"
+        ) as counted,
         lab.application("no-experts", **options) as without,
     ):
         assert (counted.wait(), without.wait()) == (0, 0), counted.log
@@ -88,11 +91,29 @@ def test_the_session_is_sound_and_says_what_was_counted(counted: Application) ->
         "experts": EXPERTS,
         "chosen": CHOSEN,
         "pairs": True,
+        "ranks": None,
+        "eplb": False,
         "problem": None,
     }
     assert known["device"] == "cpu"
     assert known["cuda_graphs"] is known["gpu_memory"] is None
     assert known["gpus"] == []
+
+
+def test_totals_have_them(counted: Application) -> None:
+    (worker,) = json.loads((counted.session / "totals.json").read_text())["workers"]
+    assert [layer["by_expert"] for layer in worker["experts"]] == counted.result["experts"]
+
+
+def test_steps_on_a_cpu_have_no_gpu_time(counted: Application) -> None:
+    problem = "no GPU events: the workers run on cpu"
+    assert engine.metadata(counted.session)["phases"] == {"workers": [], "problem": problem}
+    assert not (counted.session / "gpu_steps.csv").exists()
+    found = summarize(open_session(counted.session))
+    assert (found.gpu_time.steps, found.gpu_time.problem) == (0, problem)
+    # How many tokens they have by phase is known without it.
+    assert sum(each.steps for each in found.scheduling.by_phase) == found.scheduling.steps > 0
+    assert found.scheduling.encoder is None
 
 
 def test_the_summary_has_them(counted: Application) -> None:

@@ -111,6 +111,11 @@ def _graphs_unused(found: Summary) -> float | None:
     return None if found.graph_ledger is None else found.graph_ledger.unused.never.graphs
 
 
+def _gpu_step_p50(found: Summary, phase: str) -> float | None:
+    steps = (each.step.p50_sec for each in found.gpu_time.by_phase if each.phase == phase)
+    return next(steps, None)
+
+
 def _lost(reason: str) -> Callable[[Summary], float]:
     def tokens(found: Summary) -> float:
         missed = found.misses.by_reason.get(reason)
@@ -585,6 +590,29 @@ _GPU = (
         lambda found: max((gpu.peak_used_bytes for gpu in found.memory.gpus), default=None),
     ),
 )
+_GPU_TIME = (
+    Measure(
+        "gpu_decode_step_p50",
+        "s",
+        "Time of a step of answers alone on the GPU, by `VLLM_PROFILING_PHASES=1`: median.",
+        None,
+        lambda found: _gpu_step_p50(found, "decode"),
+    ),
+    Measure(
+        "gpu_mixed_step_p50",
+        "s",
+        "The same of a step with prompts and answers.",
+        None,
+        lambda found: _gpu_step_p50(found, "mixed"),
+    ),
+    Measure(
+        "gpu_encoder_share",
+        "share",
+        "GPU time of a multimodal model's encoder, of that of all steps.",
+        None,
+        lambda found: None if found.gpu_time.encoder is None else found.gpu_time.encoder.share,
+    ),
+)
 _EXPERTS = (
     Measure(
         "expert_imbalance",
@@ -608,6 +636,14 @@ _EXPERTS = (
         None,
         lambda found: found.experts.unused_share,
     ),
+    Measure(
+        "expert_balancedness",
+        "share",
+        "The mean load of expert-parallel ranks divided by that of the busiest, as vLLM's load "
+        "balancer computes it.",
+        None,
+        lambda found: found.experts.balancedness,
+    ),
 )
 CATALOGUE: tuple[Measure, ...] = (
     *_PREFIX_CACHE,
@@ -618,6 +654,7 @@ CATALOGUE: tuple[Measure, ...] = (
     *_EVICTIONS,
     *_REQUESTS,
     *_GPU,
+    *_GPU_TIME,
     *_EXPERTS,
 )
 

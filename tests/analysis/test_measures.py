@@ -13,9 +13,10 @@ from analysis import RuleError, open_session, summarize
 from analysis.judgement import measures
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.graphs import MIB, mixed
-from tests.analysis.moe import with_experts
+from tests.analysis.moe import counted, with_experts
 from tests.analysis.stories import swept
 from tests.analysis.test_preemptions import victim_of_another
+from tests.analysis.timed import with_gpu_time
 
 DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "compare-and-check.md"
 
@@ -57,6 +58,12 @@ def known(session: SessionBuilder) -> None:
         | {"queue_sec": 0.3, "first_token_sec": 3.5, "finish_sec": 7.0},
         {**aborted, "computed_tokens": 90, "timestamp": 3000, "num_blocks": 6, "finish_sec": 5.0},
     )
+
+
+def placed(session: SessionBuilder) -> None:
+    """Two layers of two expert-parallel ranks."""
+    counted(session, (1, 0, 5, "4 3 2 1"), by_rank="7 3")
+    counted(session, (1, 1, 5, "5 0 0 0"), by_rank="5 0")
 
 
 FIGURES = {
@@ -201,6 +208,13 @@ STORIES = {
         "expert_imbalance": (8 / 5 + 10 / 5) / 2,
         "expert_gini": (0.25 + 0.375) / 2,
         "experts_unused": 1 / 8,
+    },
+    # Of 10 and 5 tokens the busier rank has 7, and all.
+    placed: {"expert_balancedness": 15 / 2 / 12},
+    with_gpu_time: {
+        "gpu_decode_step_p50": 0.03,
+        "gpu_mixed_step_p50": 0.3,
+        "gpu_encoder_share": 0.1 / 0.96,
     },
 }
 

@@ -14,7 +14,9 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from profilemate.format.errors import SessionError
 from profilemate.format.keep import read_keep
+from profilemate.format.urls import url_of
 from profilemate.format.when import (
     DEFAULT_LAST_SEC,
     DEFAULT_LIMIT,
@@ -45,6 +47,7 @@ SNAPSHOT_LIMIT = "VLLM_PROFILING_SNAPSHOT_LIMIT"
 SNAPSHOT_LAST = "VLLM_PROFILING_SNAPSHOT_LAST"
 DEPLOYMENT = "VLLM_PROFILING_DEPLOYMENT"
 CONTENT_KEY = "VLLM_PROFILING_CONTENT_KEY"
+UPLOAD = "VLLM_PROFILING_UPLOAD"
 NAMES = (
     SWITCH,
     ENABLE_SWITCH,
@@ -64,6 +67,7 @@ NAMES = (
     SNAPSHOT_LAST,
     DEPLOYMENT,
     CONTENT_KEY,
+    UPLOAD,
 )
 
 Address = tuple[str, int]
@@ -133,6 +137,8 @@ class Config:
     content_key: str
     """The path of a file with the secret that content ids of several sessions have in common, or
     ``OF_DEPLOYMENT``; empty: each session's are its own."""
+    upload: str
+    """The URL in object storage that sessions are sent to; empty: nowhere."""
     problems: tuple[str, ...]
     """One line for each value that was not understood."""
 
@@ -239,6 +245,7 @@ def read(environ: Mapping[str, str]) -> Config:
         snapshot_last_sec=_snapshot_last(environ, problems),
         deployment=_deployment(environ, problems),
         content_key=_content_key(environ, problems),
+        upload=_upload(environ, problems),
         problems=tuple(problems),
     )
 
@@ -311,6 +318,21 @@ def _content_key(environ: Mapping[str, str], problems: list[str]) -> str:
         f"{CONTENT_KEY} is not understood (the absolute path of a file with a secret, or "
         "'deployment'); each session's content ids are its own"
     )
+    return ""
+
+
+def _upload(environ: Mapping[str, str], problems: list[str]) -> str:
+    value = environ.get(UPLOAD, "").strip()
+    if not value:
+        return ""
+    try:
+        return url_of(value)
+    except SessionError:
+        # Not the value: a password may be in it.
+        problems.append(
+            f"{UPLOAD} is not understood (s3://BUCKET/PATH, gs:// or az://, without a user, a "
+            "password or a query); nothing is uploaded"
+        )
     return ""
 
 

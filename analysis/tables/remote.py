@@ -18,7 +18,8 @@ from analysis.tables.schema import TABLES
 from analysis.tables.storage import Object, Store
 from profilemate.format.marks import MARKS_FILE
 from profilemate.format.parquet import INDEX_FILE, TEXTS_FILE, table_file
-from profilemate.format.session import METADATA_FILE
+from profilemate.format.segments import INDEX_FILE as SEGMENT_FILE
+from profilemate.format.session import METADATA_FILE, SEGMENTS_FOLDER
 from profilemate.format.totals import TOTALS_FILE
 from profilemate.format.upload import UPLOAD_FILE
 from profilemate.format.urls import url_of
@@ -67,7 +68,7 @@ def fetch(url: str) -> Copy:
 
     """
     store = Store(url)
-    wanted = [each for each in store.objects() if _is_wanted(each.name)]
+    wanted = _whole([each for each in store.objects() if _is_wanted(each.name)])
     if not _is_session([each.name for each in wanted]):
         raise SessionError(f"{url} is no session, or not all of it is there yet")
     held = tempfile.TemporaryDirectory(prefix="profilemate-")
@@ -93,6 +94,19 @@ def fetch(url: str) -> Copy:
         held.cleanup()
         raise
     return Copy(url, directory, held)
+
+
+def _whole(found: Sequence[Object]) -> list[Object]:
+    """Without the files of a segment that is still being sent: its index comes last."""
+    indexed = {
+        each.name.rpartition("/")[0] for each in found if each.name.endswith(f"/{SEGMENT_FILE}")
+    }
+    return [
+        each
+        for each in found
+        if not each.name.startswith(f"{SEGMENTS_FOLDER}/")
+        or each.name.rpartition("/")[0] in indexed
+    ]
 
 
 def is_on_its_way(copy: Copy) -> bool:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from analysis.errors import SessionError
 
@@ -132,6 +132,21 @@ class Store:
 
         """
         self._tried("write", lambda: self._obstore.put(self._store, name, source), name)
+
+    def send_opened(self, opened: Callable[[], BinaryIO], name: str) -> None:
+        """The same for a file that is opened anew for each try.
+
+        Raises:
+            SessionError: it cannot be sent.
+            OSError: it cannot be opened.
+
+        """
+
+        def sent() -> None:
+            with opened() as file:
+                self._obstore.put(self._store, name, file)
+
+        self._tried("write", sent, name)
 
     def send_bytes(self, content: bytes, name: str) -> None:
         """The same for bytes.

@@ -20,6 +20,7 @@ from profilemate.collector.pace import BEHIND_SEC, CAUGHT_UP_SEC, gently
 from profilemate.collector.rotation import Rotation
 from profilemate.collector.snapshots import Asked, Snapshots
 from profilemate.collector.triggers import SECOND_NS, Triggers
+from profilemate.collector.uploads import Uploads
 from profilemate.format import session
 from profilemate.format.errors import SessionError
 from profilemate.format.files import FULL
@@ -89,13 +90,14 @@ class _Work:
         settings = config.read(os.environ)
         self.is_done = False
         endpoint = Endpoint(settings.metrics)
+        self._uploads = Uploads(settings.upload, folder)
         sampler = Sampler(founding.origin_ns)
-        self.follower = Follower(folder, folder, sampler, journals, endpoint)
+        self.follower = Follower(folder, folder, sampler, journals, endpoint, self._uploads)
         self.follower.segments.clear()
         self.follower.resume()
         self.follower.tables.begin_anew(gpu_memory.TABLE)
         self._folder = folder
-        self._rotation = Rotation(self.follower, read_keep(founding.keep) or DEFAULT)
+        self._rotation = Rotation(self.follower, read_keep(founding.keep) or DEFAULT, self._uploads)
         self._asked = asked
         self._triggers = Triggers(settings.snapshot_when)
         self._snapshots = Snapshots(
@@ -163,6 +165,7 @@ class _Work:
         pauses = follower.pauses
         if time.monotonic() >= self._next_metadata or pauses != self._pauses:
             self._pauses = pauses
+            self._uploads.turn()
             self._rotation.remove_old()
             follower.write(ended=False)
             self._next_metadata = time.monotonic() + METADATA_SEC

@@ -19,6 +19,7 @@ from profilemate.collector.segments import Segments
 from profilemate.collector.snapshot_log import SnapshotLog
 from profilemate.collector.tables import Tables
 from profilemate.collector.totals import Totals
+from profilemate.collector.uploads import Uploads
 from profilemate.collector.worker import Worker
 from profilemate.format import session
 from profilemate.format.folder import Folder
@@ -51,6 +52,7 @@ class Follower:
         sampler: Sampler | None = None,
         journals: Folder | None = None,
         endpoint: Endpoint | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
         self._opened = contextlib.ExitStack()
         self.folder = self._open(folder)
@@ -69,6 +71,7 @@ class Follower:
         self._needed: dict[str, int] = {}
         self._sampler = sampler
         self._endpoint = endpoint or Endpoint(None)
+        self._uploads = uploads
         self._samples = self.tables.extend(gpu_memory.TABLE)
         if sampler is None:
             self.totals.gpus = totals_file.earlier_gpus(self.folder)
@@ -273,6 +276,7 @@ class Follower:
             self.tables,
             sampler.state() if sampler else gpu_memory.earlier_sampling(self.folder),
             self._endpoint.state(),
+            self._uploads.state() if self._uploads else None,
             segments=self.segments,
             snapshots=self.snapshots.content(),
             ended=ended,

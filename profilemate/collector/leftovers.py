@@ -17,12 +17,14 @@ from profilemate.format.errors import SessionError
 from profilemate.format.folder import Folder
 from profilemate.format.session import KEPT_FOLDER, METADATA_FILE
 from profilemate.format.totals import TOTALS_FILE
+from profilemate.format.upload import UPLOAD_FILE
 
 _SCRATCH = ".completing-"
 _DONE = ".journal-done-"
 _MAKING = ".making-"
 
-_WRITTEN_WHOLE = "|".join(map(re.escape, (METADATA_FILE, SUMMARY_FILE, USAGE_TABLE, TOTALS_FILE)))
+_WHOLE = (METADATA_FILE, SUMMARY_FILE, USAGE_TABLE, TOTALS_FILE, UPLOAD_FILE)
+_WRITTEN_WHOLE = "|".join(map(re.escape, _WHOLE))
 _LEFTOVER = re.compile(
     rf"{re.escape(_SCRATCH)}(?P<maker>\d+)?.*|{re.escape(_DONE)}.*"
     rf"|\.({_WRITTEN_WHOLE})\.(?P<writer>\d+)\.[0-9a-f]+"

@@ -51,6 +51,7 @@ def content(
     tables: Tables,
     sampling: Sampling,
     metrics: dict[str, Any] | None,
+    upload: dict[str, Any] | None,
     *,
     segments: Segments,
     snapshots: dict[str, Any] | None,
@@ -66,6 +67,7 @@ def content(
         tables: the tables.
         sampling: how GPU memory was sampled.
         metrics: where metrics are offered, and what is wrong with it; None where they are not.
+        upload: where the session is sent to, and how far; None where it is not.
         segments: the closed parts of the tables.
         snapshots: what was taken by itself, and what was not; None where nothing was asked for.
         ended: every producer is gone, and all that it wrote is in the tables.
@@ -133,6 +135,7 @@ def content(
             "rows_dropped": 0,
         },
         "metrics": metrics,
+        "upload": upload,
     }
 
 

@@ -9,6 +9,7 @@ import os
 import time
 
 from profilemate.collector.follower import Follower
+from profilemate.collector.uploads import Uploads
 from profilemate.format.keep import OF_FREE, Keep
 
 SEGMENT_BYTES = 64 << 20
@@ -32,6 +33,9 @@ LOOK_SEC = 0.5
 LOOKS = 16
 """The size is measured so often while the open tables grow by a segment."""
 
+WAITING = 2
+"""Segments that wait to be uploaded are kept up to so many times what is to be kept."""
+
 RETRY_SEC = 10.0
 """How long to wait where a segment could not be closed."""
 
@@ -42,7 +46,8 @@ class Rotation:
     While it ``is_held``, none is removed.
     """
 
-    def __init__(self, follower: Follower, keep: Keep) -> None:
+    def __init__(self, follower: Follower, keep: Keep, uploads: Uploads | None = None) -> None:
+        self._uploads = uploads if uploads is not None and uploads.is_wanted else None
         self._follower = follower
         self._segments = follower.segments
         self._keep = keep
@@ -121,13 +126,19 @@ class Rotation:
         self._most = self._most_bytes(size)
         if self.is_held:
             return
-        oldest = -1.0
-        if keep.most_sec is not None:
-            oldest = self._follower.seconds(time.monotonic_ns()) - keep.most_sec
-        while len(segments.closed) > 1 and (
-            segments.closed[0].end_sec < oldest or size > self._most
-        ):
-            size -= segments.closed[0].size
+        confirmed = math.inf if self._uploads is None else self._uploads.confirmed
+        while len(segments.closed) > 1:
+            first = segments.closed[0]
+            # What is not in the store yet may take as much again.
+            factor = 1 if first.number <= confirmed else WAITING
+            oldest = -1.0
+            if keep.most_sec is not None:
+                oldest = self._follower.seconds(time.monotonic_ns()) - factor * keep.most_sec
+            if first.end_sec >= oldest and size <= factor * self._most:
+                break
+            size -= first.size
+            if self._uploads is not None:
+                self._uploads.dropped += first.number > confirmed
             segments.remove_first()
 
     def _may_be_over(self, now: float) -> bool:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
-from profilemate.config import METRICS, SNAPSHOT_LAST, SNAPSHOT_LIMIT, SNAPSHOT_WHEN
+from profilemate.config import METRICS, SNAPSHOT_LAST, SNAPSHOT_LIMIT, SNAPSHOT_WHEN, UPLOAD
 from profilemate.format.collecting import command
 from profilemate.messages import say
 
@@ -16,9 +17,14 @@ START_SEC = 30
 
 _KEPT = (
     *("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME", "LANG", "SYSTEMROOT"),
-    *(METRICS, SNAPSHOT_WHEN, SNAPSHOT_LIMIT, SNAPSHOT_LAST),
+    *(METRICS, SNAPSHOT_WHEN, SNAPSHOT_LIMIT, SNAPSHOT_LAST, UPLOAD),
 )
 """Variables of the environment that the collector gets."""
+
+_FOR_UPLOADS = re.compile(
+    r"AWS_.*|AZURE_.*|GOOGLE_.*|SSL_CERT_(FILE|DIR)|((HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy)"
+)
+"""Those that it gets, too, where sessions are uploaded."""
 
 
 def start(directory: Path) -> None:
@@ -47,4 +53,7 @@ def start(directory: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in _KEPT if name in os.environ}
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    if kept.get(UPLOAD):
+        kept |= {name: text for name, text in os.environ.items() if _FOR_UPLOADS.fullmatch(name)}
+    return kept

@@ -46,6 +46,23 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Offloading:
+    """How vLLM's offloading connector keeps blocks in host memory; None where it was not recorded.
+
+    ``spec``: the name of what keeps them. ``host_bytes``: of each engine. ``chunk_blocks``: blocks
+    that are kept and found together. ``prompts_only``: answers are not kept. ``policy``: of
+    eviction. ``store_threshold``: a chunk is kept when it is asked to be for the so manyth time.
+    """
+
+    spec: str | None
+    host_bytes: int | None
+    chunk_blocks: int | None
+    prompts_only: bool | None
+    policy: str | None
+    store_threshold: int | None
+
+
+@dataclass(frozen=True)
 class Scheduler:
     """The scheduler's settings, by vLLM's names; None where a release has no such setting, or where
     it was not recorded.
@@ -53,7 +70,8 @@ class Scheduler:
     ``max_num_active_seqs``: requests that may run. ``max_num_scheduled_tokens``: tokens that a
     step may schedule. ``scheduler_reserve_full_isl``: a request is admitted only when its whole
     prompt fits. ``watermark``: the share of the pool that an admission leaves free while other
-    requests run. ``connector``: the name of the KV connector. ``drops_hit_unit``: speculation
+    requests run. ``connector``: the name of the KV connector. ``offloading``: None unless it is
+    vLLM's for host memory. ``drops_hit_unit``: speculation
     computes the last block of every prefix hit anew. ``draft_slots``: tokens of a step that each
     request takes for drafts. ``lookahead_tokens``: slots that it holds ahead of its tokens.
     """
@@ -70,6 +88,7 @@ class Scheduler:
     async_scheduling: bool | None
     max_loras: int | None
     connector: str | None
+    offloading: Offloading | None
     speculative_method: str | None
     speculative_tokens: int | None
     drops_hit_unit: bool | None
@@ -172,6 +191,9 @@ COUNTS: Mapping[str, int] = {
     "scheduler.max_num_scheduled_tokens": MOST_TOKENS,
     "scheduler.long_prefill_token_threshold": MOST_TOKENS,
     "scheduler.max_loras": 1_000_000,
+    "scheduler.offloading.host_bytes": 2**60,
+    "scheduler.offloading.chunk_blocks": MOST_TOKENS,
+    "scheduler.offloading.store_threshold": 10**9,
     "scheduler.speculative_tokens": 10_000,
     "scheduler.draft_slots": 10_000,
     "scheduler.lookahead_tokens": 1_000_000,
@@ -182,9 +204,15 @@ with them, and some are how often it does so."""
 
 def count(metadata: Mapping[str, Any], name: str) -> int | None:
     """One of the ``COUNTS``; None where it is missing, or makes no sense."""
-    section, _, key = name.partition(".")
-    value = whole(part(metadata, section).get(key))
+    value = whole(_entry(metadata, name))
     return None if value is None or value > COUNTS[name] else value
+
+
+def _entry(metadata: Mapping[str, Any], name: str) -> Any:
+    *sections, key = name.split(".")
+    for section in sections:
+        metadata = part(metadata, section)
+    return metadata.get(key)
 
 
 def read(session: Session) -> Facts:
@@ -264,8 +292,7 @@ def _warnings(metadata: Mapping[str, Any]) -> Iterator[str]:
 def _senseless(metadata: Mapping[str, Any]) -> Iterator[str]:
     """What cannot be what was recorded."""
     for name, most in COUNTS.items():
-        section, _, key = name.partition(".")
-        value = part(metadata, section).get(key)
+        value = _entry(metadata, name)
         if value is not None and count(metadata, name) is None:
             yield (
                 f"metadata.json: {name} is {shown(str(value))}, and no number from 0 to {most:,}: "
@@ -318,6 +345,20 @@ def _settings(names: Any) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str))
 
 
+def _offloading(metadata: Mapping[str, Any]) -> Offloading | None:
+    entry = part(part(metadata, "scheduler"), "offloading")
+    if not entry:
+        return None
+    return Offloading(
+        spec=text(entry.get("spec")),
+        host_bytes=count(metadata, "scheduler.offloading.host_bytes"),
+        chunk_blocks=count(metadata, "scheduler.offloading.chunk_blocks"),
+        prompts_only=flag(entry.get("prompts_only")),
+        policy=text(entry.get("policy")),
+        store_threshold=count(metadata, "scheduler.offloading.store_threshold"),
+    )
+
+
 def _scheduler(metadata: Mapping[str, Any]) -> Scheduler:
     entry = part(metadata, "scheduler")
     seqs, tokens = (
@@ -339,6 +380,7 @@ def _scheduler(metadata: Mapping[str, Any]) -> Scheduler:
         async_scheduling=flag(entry.get("async_scheduling")),
         max_loras=count(metadata, "scheduler.max_loras"),
         connector=text(entry.get("connector")),
+        offloading=_offloading(metadata),
         speculative_method=text(entry.get("speculative_method")),
         speculative_tokens=count(metadata, "scheduler.speculative_tokens"),
         drops_hit_unit=flag(entry.get("drops_hit_unit")),

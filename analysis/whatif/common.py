@@ -22,11 +22,18 @@ class Lookups:
     """What one configuration did with each request that counts.
 
     ``found``: by the number of each admitted request, the tokens of its prompt that were looked up,
-    and those that were found. ``failed``: the numbers of requests that can never run.
+    and those that were found. ``failed``: the numbers of requests that can never run. ``host``: by
+    the number, the tokens that were found in host memory and not in the pool.
     """
 
     found: dict[int, tuple[int, int]] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
+    host: dict[int, int] = field(default_factory=dict)
+
+    def __add__(self, other: Lookups) -> Lookups:
+        return Lookups(
+            self.found | other.found, self.failed | other.failed, self.host | other.host
+        )
 
     def served(self, without: Collection[int] = ()) -> Served:
         """The sums over all served requests but some."""
@@ -36,6 +43,14 @@ class Lookups:
             if number not in self.failed and number not in without
         ]
         return Served(len(left), sum(query for query, _ in left), sum(hit for _, hit in left))
+
+    def host_tokens(self, without: Collection[int] = ()) -> int:
+        """Tokens that all served requests but some found in host memory."""
+        return sum(
+            tokens
+            for number, tokens in self.host.items()
+            if number not in self.failed and number not in without
+        )
 
 
 def left_out(configurations: Sequence[Lookups]) -> frozenset[int]:
@@ -65,10 +80,16 @@ def of_measured(
     numbers = np.fromiter(sorted(without), np.int64, len(without))
     # It counts a request when it admits it. What never was admitted it has not counted.
     numbers = numbers[workload.admitted_sec[numbers] >= begin_sec]
+    query = outcome.query_tokens - int(workload.input_tokens[numbers].sum())
+    host = outcome.host
+    if host is not None:
+        hits = host.hit_tokens - int(workload.external_tokens[numbers].sum())
+        host = replace(host, hit_tokens=hits, hit_rate=hits / query if query else None)
     return replace(
         outcome,
+        host=host,
         requests=outcome.requests - len(numbers),
-        query_tokens=outcome.query_tokens - int(workload.input_tokens[numbers].sum()),
+        query_tokens=query,
         hit_tokens=outcome.hit_tokens - int(workload.hit_tokens[numbers].sum()),
         served=Served(outcome.requests, outcome.query_tokens, outcome.hit_tokens),
     )

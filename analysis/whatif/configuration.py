@@ -13,7 +13,8 @@ from typing import Any
 from analysis.errors import RuleError, SessionError
 from analysis.tables.facts import Facts, Group
 from analysis.whatif import groups as cache_groups
-from analysis.whatif import speculation
+from analysis.whatif import host_memory, speculation
+from analysis.whatif.host_memory import HostMemory
 from analysis.whatif.prefixes import LONGEST, UNIT, Prefixes
 from analysis.whatif.speculation import Speculation
 from analysis.whatif.users import EACH
@@ -52,7 +53,9 @@ class Configuration:
     ``hash_block_size``: tokens of what their blocks' contents are known by; None: a block's.
     ``retention_interval`` and ``shares_checkpoints``: as ``analysis.tables.facts.Retention``.
     ``users``: of a closed loop; None for an open one (``profilemate.simulation.coming``).
-    ``speculation``: None without drafts.
+    ``speculation``: None without drafts. ``host``: a second tier in host memory, None without one.
+    ``block_bytes``: what a block takes on each GPU, None where not known; ``gpus``: on how many the
+    blocks of an engine differ.
     """
 
     label: str
@@ -77,6 +80,9 @@ class Configuration:
     shares_checkpoints: bool = False
     users: int | None = None
     speculation: Speculation | None = None
+    host: HostMemory | None = None
+    block_bytes: int | None = None
+    gpus: int = 1
 
     @property
     def gpu_blocks(self) -> int:
@@ -107,7 +113,9 @@ class Pool:
 class Choices:
     """The values to try of each setting, in all combinations; an empty setting stays as recorded.
 
-    Without ``blocks`` the pool keeps its memory, whatever the block size.
+    Without ``blocks`` the pool keeps its memory, whatever the block size. ``host_gib``, 0 for none,
+    and ``host_bandwidth`` in GB/s are as ``analysis.whatif.host_memory`` has them, ``host_chunk``
+    in tokens. ``token_bytes``: of KV cache on each GPU, for a trace.
     """
 
     blocks: tuple[Pool, ...] = ()
@@ -119,6 +127,10 @@ class Choices:
     chunked_prefill: tuple[bool, ...] = ()
     retention_interval: tuple[int | None, ...] = ()
     users: tuple[int | None, ...] = ()
+    host_gib: tuple[float, ...] = ()
+    host_chunk: tuple[int, ...] = ()
+    host_bandwidth: tuple[float, ...] = ()
+    token_bytes: int | None = None
 
 
 def pools(text: str) -> tuple[Pool, ...]:
@@ -159,6 +171,19 @@ def numbers(text: str) -> tuple[int, ...]:
         if not re.fullmatch(r"\d{1,10}", part, re.ASCII) or not 1 <= int(part) <= MOST:
             raise RuleError(f"{part!r} is no number from 1 to {MOST:,}")
     return tuple(map(int, found))
+
+
+def one_number(text: str) -> int:
+    """The whole number from 1 on in a text.
+
+    Raises:
+        RuleError: it is none, or there are several.
+
+    """
+    found = numbers(text)
+    if len(found) > 1:
+        raise RuleError("give one number")
+    return found[0]
 
 
 def users(text: str) -> tuple[int, ...]:
@@ -252,7 +277,18 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
     _refuse(workload, facts)
     groups = cache_groups.of_session(workload.name, facts)
     settings = facts.scheduler
-    notes = [*workload.notes, *_notes(facts), *cache_groups.notes(facts, groups)]
+    size = cache_groups.block_size(groups) if groups else workload.measured.block_size or 0
+    block_bytes = choices.token_bytes * size if choices.token_bytes else facts.bytes_per_block
+    host = host_memory.of_session(facts, block_bytes)
+    if host is not None and choices.host_bandwidth:
+        host = replace(host, bytes_per_sec=choices.host_bandwidth[0] * 1e9)
+    is_tried = any(choices.host_gib)
+    notes = [
+        *workload.notes,
+        *_notes(facts),
+        *host_memory.notes(facts, host, is_tried=is_tried),
+        *cache_groups.notes(facts, groups),
+    ]
     seqs = _or_default(settings.max_num_seqs, "max_num_seqs", MAX_NUM_SEQS, notes)
     tokens = _or_default(
         settings.max_num_batched_tokens, "max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, notes
@@ -262,9 +298,7 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
     return Configuration(
         label="as recorded",
         num_blocks=workload.measured.num_blocks or 0,
-        block_size=(
-            cache_groups.block_size(groups) if groups else workload.measured.block_size or 0
-        ),
+        block_size=size,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         prefix_caching=_or_default(facts.prefix_caching, "prefix_caching", True, notes),
@@ -285,6 +319,9 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
         hash_block_size=workload.block_size if groups else None,
         retention_interval=facts.retention.interval if groups and facts.retention else None,
         shares_checkpoints=bool(groups and facts.retention and facts.retention.shares_checkpoints),
+        host=host,
+        block_bytes=block_bytes,
+        gpus=host_memory.copies(facts),
     ), tuple(notes)
 
 
@@ -300,16 +337,18 @@ def _of_trace(choices: Choices, longest: int, *, has_contents: bool) -> Configur
             f"--blocks {sizes[0]:,}: at most {MOST_BLOCKS:,} can be simulated; the fast engine "
             "(--fast) models more"
         )
+    size = (*choices.block_size, BLOCK_SIZE)[0]
     return Configuration(
         label="vLLM's defaults",
         num_blocks=sizes[0] - 1,
-        block_size=(*choices.block_size, BLOCK_SIZE)[0],
+        block_size=size,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         prefix_caching=has_contents,
         policy="fcfs",
         chunked_prefill=True,
         max_model_len=longest,
+        block_bytes=choices.token_bytes and choices.token_bytes * size,
     )
 
 
@@ -330,11 +369,6 @@ def _refuse(workload: Workload, facts: Facts) -> None:
 def _notes(facts: Facts) -> Iterator[str]:
     settings = facts.scheduler
     yield from speculation.notes(facts)
-    if settings.connector:
-        yield (
-            f"the KV connector {settings.connector} is not simulated: requests compute what it "
-            "found"
-        )
     if settings.max_loras:
         yield f"the limit of {settings.max_loras} adapters in a step is not simulated"
     if settings.async_scheduling is None:
@@ -359,6 +393,11 @@ def doubts(
         yield (
             f"block size {shown}: evictions on request are left out, as they are known by blocks "
             f"of {size:,} tokens"
+        )
+    if len(workload.drops) and any(one.host for one in tried):
+        yield (
+            "resets and evictions on request empty the pool alone: whether they emptied host "
+            "memory, too, is not recorded"
         )
     for other in sorted({one.block_size for one in tried if one.block_size % size}):
         by_prefixes = prefixes is not None and size % UNIT == 0 and other % UNIT == 0
@@ -413,7 +452,14 @@ def configurations(
         choices.chunked_prefill or (base.chunked_prefill,),
         choices.retention_interval or (base.retention_interval,),
         choices.users or (base.users,),
+        choices.host_gib or (None,),
+        choices.host_chunk or (None,),
+        choices.host_bandwidth or (None,),
     )
+    if base.host is None and not any(choices.host_gib):
+        for option, given in (("chunk", choices.host_chunk), ("bandwidth", choices.host_bandwidth)):
+            if given:
+                raise RuleError(f"--host-{option}: there is no host memory; add --host-gib 8")
     if choices.retention_interval and not base.groups:
         raise RuleError(
             "--prefix-cache-retention-interval: it says which blocks of sliding windows and Mamba "
@@ -439,6 +485,9 @@ def _changed(
     chunked_prefill: bool,
     retention_interval: int | None,
     users: int | None,
+    host_gib: float | None,
+    host_chunk: int | None,
+    host_bandwidth: float | None,
 ) -> Configuration:
     groups = cache_groups.resized(base.groups, block_size)
     is_resized = groups != base.groups
@@ -450,6 +499,16 @@ def _changed(
             f"a pool of {pool.label} of {block_size:,} tokens has {usable:,} blocks, and at most "
             f"{MOST_BLOCKS:,} can be simulated; the fast engine (--fast) models it"
         )
+    block_bytes = base.block_bytes and round(base.block_bytes * block_size / base.block_size)
+    host = host_memory.changed(
+        base.host,
+        gib=host_gib,
+        chunk_tokens=host_chunk,
+        bandwidth=host_bandwidth,
+        block_bytes=block_bytes,
+        gpus=base.gpus,
+        block_size=block_size,
+    )
     changes = {
         pool.label: pool.factor != 1,
         f"block size {block_size:,}": block_size != base.block_size,
@@ -462,6 +521,7 @@ def _changed(
         f"chunked prefill {_switch(chunked_prefill)}": chunked_prefill != base.chunked_prefill,
         _retained(retention_interval): retention_interval != base.retention_interval,
         _by(users): users != base.users,
+        host_memory.label(host, base.host, block_size): _unlike_host(base, host, block_bytes),
     }
     active, scheduled = base.max_num_active_seqs, base.max_num_scheduled_tokens
     return replace(
@@ -478,9 +538,17 @@ def _changed(
         users=users,
         groups=groups,
         hash_block_size=block_size if is_resized else base.hash_block_size,
+        host=host,
+        block_bytes=block_bytes,
         max_num_active_seqs=active and min(active, max_num_seqs),
         max_num_scheduled_tokens=scheduled and min(scheduled, max_num_batched_tokens),
     )
+
+
+def _unlike_host(base: Configuration, host: HostMemory | None, block_bytes: int | None) -> bool:
+    """Whether the host memory is another one, and not only in blocks of another size."""
+    same = base.host and replace(base.host, block_bytes=block_bytes or 0)
+    return host != same
 
 
 def _by(users: int | None) -> str:

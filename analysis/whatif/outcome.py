@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from analysis.whatif.host_memory import HostOutcome
+
 Engine = Literal["measured", "exact", "fast"]
 
 SAYS = {"measured": "measured", "exact": "replayed", "fast": "modelled"}
@@ -50,7 +52,8 @@ class Outcome:
     computed again because of these; ``steps``: those that scheduled tokens; ``queue_mean_sec`` and
     ``queue_p99_sec``: from a request's arrival to its first admission; ``span_sec``: from the
     first arrival to the last end; ``served``: the lookups of all requests that this configuration
-    served, whatever others did.
+    served, whatever others did; ``host``: what host memory did, None without any. ``hit_tokens``
+    are those of the pool alone.
 
     These follow from the others. ``says``: ``measured``, ``replayed`` or ``modelled``;
     ``hit_rate``: tokens found, of tokens asked for, from 0 to 1, None where none were asked for.
@@ -73,6 +76,7 @@ class Outcome:
     queue_p99_sec: float | None = None
     span_sec: float | None = None
     served: Served | None = None
+    host: HostOutcome | None = None
 
     says: str = field(init=False)
     hit_rate: float | None = field(init=False)

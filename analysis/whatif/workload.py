@@ -28,6 +28,7 @@ from analysis.tables.session import Session, open_session
 from analysis.whatif import answers, drops, trace
 from analysis.whatif.clock import DEFAULT_SEC
 from analysis.whatif.drops import Drops
+from analysis.whatif.host_memory import HostOutcome
 from analysis.whatif.ids import Ids, Ints, offsets
 from analysis.whatif.outcome import Outcome
 from analysis.whatif.trace import TimeUnit
@@ -87,7 +88,8 @@ class Workload:
     ``output_ids``: contents of the full blocks that follow; in the first one the prompt may end and
     the answer begin. An id stands for all content up to the end of its block.
 
-    ``hit_tokens``: found by its admission's lookup; 0 for a trace. ``admitted_sec``,
+    ``hit_tokens``: found by its admission's lookup; ``external_tokens``: found by a KV connector
+    beyond these; both 0 for a trace. ``admitted_sec``,
     ``first_token_sec`` and ``finish_sec``: NaN where not known. ``engine``: the
     data-parallel rank. ``tenant``: a number for the cache salt, -1 without. ``priority``: vLLM's.
     ``preempted``: how often. ``answer_steps``: with speculation, the steps that the answer took
@@ -109,6 +111,7 @@ class Workload:
     prompt_ids: Ids
     output_ids: Ids
     hit_tokens: Ints
+    external_tokens: Ints
     admitted_sec: Floats
     first_token_sec: Floats
     finish_sec: Floats
@@ -337,6 +340,7 @@ COLUMNS = (
     "engine",
     "output_hash_ids",
     "hit_tokens",
+    "external_hit_tokens",
     "queue_sec",
     "first_token_sec",
     "finish_sec",
@@ -430,6 +434,7 @@ def _workload(
         prompt_ids=_padded(ids["hash_ids"], prompt_blocks),
         output_ids=ids["output_hash_ids"],
         hit_tokens=_ints(columns["hit_tokens"]),
+        external_tokens=_ints(columns["external_hit_tokens"]),
         admitted_sec=arrival + _floats(columns["queue_sec"]),
         first_token_sec=_floats(columns["first_token_sec"]),
         finish_sec=_floats(columns["finish_sec"]),
@@ -542,8 +547,23 @@ def _measured(session: Session, known: Facts, found: Workload, own: pl.Expr) -> 
         queue_mean_sec=float(waited.mean()) if len(waited) else None,
         queue_p99_sec=quantiles.of_sample(pl.Series(waited), 99),
         span_sec=None if span is None else float(span),
+        host=_external(known, asked),
     )
     return Measured(known, blocks, size, start_up, outcome)
+
+
+def _external(known: Facts, asked: pl.DataFrame) -> HostOutcome | None:
+    """What a connector found; None without one."""
+    tokens = int(asked["external_hit_tokens"].sum())
+    if known.scheduler.connector is None and not tokens:
+        return None
+    query = int(asked["query_tokens"].sum())
+    found = known.scheduler.offloading
+    return HostOutcome(
+        tokens,
+        tokens / query if query else None,
+        gib=found.host_bytes / 2**30 if found and found.host_bytes else None,
+    )
 
 
 def _any(values: Floats) -> bool:

@@ -97,6 +97,40 @@ class WhatifOptions:
             "each: one for each conversation.",
         ),
     ] = None
+    host_gib: Annotated[
+        str | None,
+        _values(
+            "--host-gib",
+            "SIZES",
+            "GiB of host memory of each engine that keep blocks beside the pool, by vLLM's "
+            "offloading connector; 0: none.",
+        ),
+    ] = None
+    host_bandwidth: Annotated[
+        str | None,
+        _values(
+            "--host-bandwidth",
+            "GB/s",
+            "What each GPU copies to or from host memory. Default: 25.",
+        ),
+    ] = None
+    host_chunk: Annotated[
+        str | None,
+        _values(
+            "--host-chunk",
+            "TOKENS",
+            "Host memory keeps and finds so many tokens together, as LMCache does with 256. "
+            "Default: a block.",
+        ),
+    ] = None
+    token_bytes: Annotated[
+        str | None,
+        _values(
+            "--kv-bytes-per-token",
+            "BYTES",
+            "With --host-gib, for a trace: what a token takes in the KV cache of each GPU.",
+        ),
+    ] = None
     fast: Annotated[
         bool,
         typer.Option(
@@ -187,6 +221,7 @@ def whatif(options: WhatifOptions) -> int:
       profilemate whatif SESSION --blocks 0.5x,2x --block-size 16,32
       profilemate whatif SESSION --max-num-seqs 64,128 --prefix-caching off
       profilemate whatif SESSION --max-num-batched-tokens 2048,8192
+      profilemate whatif SESSION --host-gib 8,32 --host-bandwidth 50
       profilemate whatif SESSION --fast
                                       from a quarter to 16 times the pool
       profilemate whatif trace.jsonl --blocks 4000,16000 --step-ms 25
@@ -247,6 +282,10 @@ def _settings(options: WhatifOptions) -> dict[str, str | None]:
         "chunked-prefill": options.chunked_prefill,
         "users": options.users,
         "prefix-cache-retention-interval": options.retention_interval,
+        "host-gib": options.host_gib,
+        "host-bandwidth": options.host_bandwidth,
+        "host-chunk": options.host_chunk,
+        "kv-bytes-per-token": options.token_bytes,
     }
 
 

@@ -83,7 +83,7 @@ def choices(given: Mapping[str, str | None]) -> Choices:
         RuleError: an option makes no sense.
 
     """
-    from analysis.whatif import configuration
+    from analysis.whatif import configuration, host_memory
     from analysis.whatif.configuration import numbers, pools, switches
 
     readers: dict[str, tuple[str, Callable[[str], tuple[object, ...]]]] = {
@@ -99,6 +99,10 @@ def choices(given: Mapping[str, str | None]) -> Choices:
         "chunked-prefill": ("chunked_prefill", switches),
         "users": ("users", configuration.users),
         "prefix-cache-retention-interval": ("retention_interval", configuration.intervals),
+        "host-gib": ("host_gib", host_memory.sizes),
+        "host-chunk": ("host_chunk", numbers),
+        "host-bandwidth": ("host_bandwidth", host_memory.bandwidths),
+        "kv-bytes-per-token": ("token_bytes", configuration.one_number),
     }
     chosen = {}
     for option, text in given.items():
@@ -205,7 +209,7 @@ def _outcomes(
         results = _results(task, tried, where, progress)
     left_out = common.left_out([one.figures.lookups for one in results if isinstance(one, Done)])
     outcomes = [
-        one.figures.outcome(configuration, left_out) if isinstance(one, Done) else None
+        one.figures.outcome(configuration, left_out, task.step_time) if isinstance(one, Done) else None
         for configuration, one in zip(tried, results, strict=True)
     ]
     failures = tuple(

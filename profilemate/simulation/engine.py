@@ -19,12 +19,13 @@ from analysis.whatif.configuration import Configuration
 from analysis.whatif.groups import least_blocks
 from analysis.whatif.ids import Ids
 from analysis.whatif.workload import Workload
-from profilemate.simulation import cache_groups, drafting, parts
+from profilemate.simulation import cache_groups, drafting, host_memory, parts
 from profilemate.simulation.coming import Coming
 from profilemate.simulation.contents import Contents
 from profilemate.simulation.drafting import Acceptance, propose
 from profilemate.simulation.drops import Drops
 from profilemate.simulation.figures import Figures
+from profilemate.simulation.host_memory import Transfers
 
 PATIENCE = 3
 """Steps in which a request may have nothing scheduled, with nothing else to wait for."""
@@ -58,12 +59,13 @@ class Step:
     """A step in flight: what was scheduled, what the model returns, and how long it takes.
 
     With drafts it depends on earlier steps in flight what the model returns. Then ``answer`` says
-    which requests get tokens.
+    which requests get tokens. ``launched``: when it was scheduled.
     """
 
     scheduled: Any
     answer: Any
     seconds: float
+    launched: float
 
 
 class Engine:
@@ -111,12 +113,17 @@ class Engine:
         self._leaving: list[tuple[float, str]] = []
         self._flight: deque[Step] = deque()
         self._drops = Drops(workload, self._scheduler, configuration)
+        self._host: Transfers | None = None
+        if configuration.host is not None:
+            self._host = Transfers(configuration.host, self._scheduler)
+            self.figures.moved = self._host.moved
 
     def run(self) -> Figures:
         """Run all requests to their end."""
         scheduler, coming = self._scheduler, self._coming
         while True:
-            if not self._live and not self._flight:
+            is_busy = self._host is not None and self._host.is_busy
+            if not self._live and not self._flight and not is_busy:
                 if not coming:
                     return self.figures
                 self._clock = max(self._clock, min(coming.next_sec, self._drops.next_sec))
@@ -126,12 +133,26 @@ class Engine:
                 arrival, number = coming.pop()
                 self._arrive(number, arrival)
             self._leave()
-            scheduled = self._schedule() if scheduler.has_unfinished_requests() else 0
+            has_work = is_busy or scheduler.has_unfinished_requests()
+            scheduled = self._schedule() if has_work else 0
             if self._flight and (not scheduled or len(self._flight) >= self._configuration.batches):
-                is_stuck = not scheduled and len(self._flight) == 1
+                computes = any(step.scheduled.total_num_scheduled_tokens for step in self._flight)
+                is_stuck = not scheduled and not computes
                 self._update(self._flight.popleft())
-                if is_stuck and self._live:
+                if is_stuck and not self._waited() and self._live:
                     self._give_up()
+
+    def _waited(self) -> bool:
+        """Where nothing can be scheduled: whether the engine has its copies to go on with."""
+        if self._host is None:
+            return False
+        if self._host.has_reported:
+            return True
+        leaving = (at for at, _ in self._leaving)
+        others = (self._coming.next_sec, self._drops.next_sec, *leaving)
+        later = self._host.until(self._clock, others)
+        self._clock = self._clock if later is None else later
+        return later is not None
 
     @property
     def _counts(self) -> bool:
@@ -167,10 +188,17 @@ class Engine:
                 self._arrive(number, arrival)
             if self._drops.waits and (self._live or self._flight):
                 return
+            if self._host is not None and self._is_loading():
+                return
             running = [(each, each.num_computed_tokens) for each in self._scheduler.running]
             self._drops.do_next()
             for request, computed in running:
                 self._note_preemption(request, computed)
+
+    def _is_loading(self) -> bool:
+        """Whether a request waits for a copy, which vLLM does not take its blocks from."""
+        statuses = (one.request.status.name for one in self._live.values())
+        return "WAITING_FOR_REMOTE_KVS" in statuses
 
     def _note_preemption(self, request: Any, computed: int) -> None:
         if request.status.name == "PREEMPTED":
@@ -225,6 +253,8 @@ class Engine:
 
     def _end(self, name: str) -> None:
         number = self._live.pop(name).number
+        if self._host is not None:
+            self._host.forget(name)
         if self._workload.counts[number]:
             self.figures.end_sec = max(self.figures.end_sec, self._clock)
         self._coming.ended(number, self._clock)
@@ -267,17 +297,22 @@ class Engine:
             answer = parts.answer(scheduler, output, self._sample)
         else:
             answer = parts.sampling(scheduler, output)
-        self._flight.append(Step(output, answer, seconds))
+        self._flight.append(Step(output, answer, seconds, self._clock))
         return int(tokens)
 
     def _admitted(self, one: Live, found: int) -> None:
         one.known = one.after
         figures, is_later = self.figures, bool(self._workload.counts[one.number])
+        in_host = 0
+        if self._host is not None:
+            found, in_host = self._host.found(one.request.request_id, found)
         # A session's tables count what was admitted after the warm-up, a trace what arrived then.
         if self._counts and (is_later or self._workload.measured is not None):
             # Without prefix caching there is no lookup.
             query = one.after * self._configuration.prefix_caching
             figures.lookups.found[self._numbers[one.number]] = query, int(found)
+            if in_host:
+                figures.lookups.host[self._numbers[one.number]] = in_host
         if is_later:
             figures.waits.append(self._clock - one.since)
 
@@ -319,9 +354,18 @@ class Engine:
         return [*one.answer[at : at + count]] or [0]
 
     def _update(self, step: Step) -> None:
-        self._clock += step.seconds
         speculation = self._configuration.speculation
         answer = step.answer if speculation is None else self._drafted(step)
+        if self._host is None:
+            self._clock += step.seconds
+        else:
+            self._host.counts = self._counts
+            self._clock, answer.kv_connector_output = self._host.step(
+                step.scheduled.kv_connector_metadata,
+                launched=step.launched,
+                begin=self._clock,
+                seconds=step.seconds,
+            )
         self._scheduler.update_from_output(step.scheduled, answer)
         if speculation is not None and not self._configuration.async_scheduling:
             propose(self._scheduler, list(step.scheduled.num_scheduled_tokens), speculation.tokens)
@@ -351,6 +395,7 @@ def _scheduler(model: Path, configuration: Configuration) -> Any:
         configuration.gpu_blocks,
         block_size=configuration.block_size,
         **cache_groups.arguments(configuration),
+        **host_memory.arguments(configuration.host, configuration.gpu_blocks),
         **drafting.arguments(model, configuration.speculation),
         **given,
     )

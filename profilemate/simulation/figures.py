@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from analysis.whatif.clock import StepTime
 from analysis.whatif.common import Lookups
 from analysis.whatif.configuration import Configuration
+from analysis.whatif.host_memory import HostOutcome, confidence
 from analysis.whatif.outcome import Outcome
+from profilemate.simulation.host_memory import Moved
 
 
 @dataclass
@@ -20,6 +23,7 @@ class Figures:
     ``lookups``: by the requests' numbers among those of all engines.
     ``waits``: the seconds from each request's arrival to its first admission.
     ``begin_sec`` and ``end_sec``: the first arrival and the last end.
+    ``moved``: what was copied to and from host memory.
     """
 
     lookups: Lookups = field(default_factory=Lookups)
@@ -30,13 +34,11 @@ class Figures:
     waits: list[float] = field(default_factory=list)
     begin_sec: float = np.inf
     end_sec: float = -np.inf
+    moved: Moved = field(default_factory=Moved)
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
-            lookups=Lookups(
-                self.lookups.found | other.lookups.found,
-                self.lookups.failed | other.lookups.failed,
-            ),
+            lookups=self.lookups + other.lookups,
             evictions=self.evictions + other.evictions,
             preemptions=self.preemptions + other.preemptions,
             recomputed_tokens=self.recomputed_tokens + other.recomputed_tokens,
@@ -44,14 +46,21 @@ class Figures:
             waits=self.waits + other.waits,
             begin_sec=min(self.begin_sec, other.begin_sec),
             end_sec=max(self.end_sec, other.end_sec),
+            moved=self.moved + other.moved,
         )
 
-    def outcome(self, configuration: Configuration, without: Collection[int] = ()) -> Outcome:
+    def outcome(
+        self,
+        configuration: Configuration,
+        without: Collection[int] = (),
+        step_time: StepTime | None = None,
+    ) -> Outcome:
         """The figures as the outcome of this configuration.
 
         Args:
             configuration: what was simulated.
             without: the numbers of requests that another configuration could not serve.
+            step_time: says what the tokens that were found in host memory would have taken.
 
         """
         compared = self.lookups.served(without)
@@ -73,4 +82,30 @@ class Figures:
             queue_p99_sec=float(np.percentile(self.waits, 99)) if self.waits else None,
             span_sec=self.end_sec - self.begin_sec if self.end_sec > self.begin_sec else None,
             served=self.lookups.served(),
+            host=self._host(configuration, without, step_time),
+        )
+
+    def _host(
+        self, configuration: Configuration, without: Collection[int], step_time: StepTime | None
+    ) -> HostOutcome | None:
+        memory = configuration.host
+        if memory is None:
+            return None
+        hits = self.lookups.host_tokens(without)
+        query = self.lookups.served(without).query_tokens
+        token_sec = step_time.prefill_token_sec if step_time else 0.0
+        compute = self.moved.loaded_tokens * token_sec if token_sec else None
+        return HostOutcome(
+            hit_tokens=hits,
+            hit_rate=hits / query if query else None,
+            gib=memory.gib,
+            chunk_tokens=memory.chunk_blocks * configuration.block_size,
+            bandwidth_gb_per_sec=memory.bytes_per_sec / 1e9,
+            loaded_tokens=self.moved.loaded_tokens,
+            loaded_bytes=self.moved.loaded_bytes,
+            stored_bytes=self.moved.stored_bytes,
+            load_sec=self.moved.load_sec,
+            compute_sec=compute,
+            saved_sec=None if compute is None else compute - self.moved.load_sec,
+            confidence=confidence(step_time) if step_time and token_sec else None,
         )

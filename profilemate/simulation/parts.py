@@ -71,6 +71,7 @@ def build_scheduler(
     retention_interval: int | None = None,
     mamba_cache_mode: str | None = None,
     data_parallel_index: int = 0,
+    pool_bytes: int = 0,
     change: Callable[[Any], None] = lambda config: None,
     **engine_args: Any,
 ) -> Any:
@@ -80,6 +81,7 @@ def build_scheduler(
     ``eagle_groups`` are the numbers of those with layers of a drafter. ``retention_interval`` and
     ``mamba_cache_mode`` are vLLM's; it would refuse the latter for the model that stands in.
     ``data_parallel_index`` is a rank of a dense model, which else is an engine of its own.
+    ``pool_bytes`` is what the pool takes, where a KV connector needs to know.
     ``change`` is given vLLM's configuration before the scheduler gets it.
     ``engine_args`` are vLLM's own arguments, and keep the values that are given here.
     """
@@ -120,7 +122,7 @@ def build_scheduler(
     cache = {
         "num_blocks": num_blocks,
         "kv_cache_groups": groups,
-        "kv_cache_tensors": [],
+        "kv_cache_tensors": [_tensor(pool_bytes)] if pool_bytes else [],
         "prefix_cache_retention_interval": retention_interval,
         # Up to 0.8.5.
         "tensors": {},
@@ -136,6 +138,14 @@ def build_scheduler(
     }
     # A subclass may take *args and **kwargs, which do not say what it knows.
     return chosen(**known(Scheduler, scheduling))
+
+
+def _tensor(size: int) -> Any:
+    from vllm.v1.kv_cache_interface import KVCacheTensor
+
+    # Only its size is read.
+    arguments = {"size": size, "layers": [], "layer_stride": 0, "block_stride": 0, "shared_by": []}
+    return KVCacheTensor(**known(KVCacheTensor, arguments))
 
 
 def _structured_output_manager(config: Any) -> Any:

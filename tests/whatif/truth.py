@@ -8,17 +8,21 @@ its timestamps alone.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from profilemate import collector
 from tests.kv.recording import Clock, only_session, recorded
 from tests.support.oracle import FIRST, RESUMED, RETRY, Oracle
 from tests.support.scheduler import ANSWER, RequestMaker, answer, build_scheduler, trace_requests
+
+if TYPE_CHECKING:
+    from tests.whatif.offloading import ClockedWorker
 
 ROUNDED_MS = 1e-6
 
@@ -28,7 +32,8 @@ WALK_EVERY = 10**9
 
 @dataclass(frozen=True)
 class Truth:
-    """What was counted within vLLM, and where the session lies."""
+    """What was counted within vLLM, and where the session lies. ``host_tokens``: found by a KV
+    connector for requests that run for the first time."""
 
     session: Path
     query_tokens: int
@@ -37,6 +42,7 @@ class Truth:
     preemptions: int
     steps: int
     recomputed_tokens: int
+    host_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -68,23 +74,24 @@ def run(
     batches: int = 1,
     then: Callable[[str], list[tuple[float, Any]]] = lambda name: [],
     drafts: Drafts | None = None,
+    worker: ClockedWorker | None = None,
     **arguments: Any,
 ) -> Truth:
     """Drive a scheduler over so many blocks as vLLM counts them, and record it into ``folder``.
 
     ``requests`` are the trace's, unless given; ``abort`` names those that are aborted before a
     step, whose number it is given. ``batches`` are in flight at once. ``then`` says what comes
-    after a request has ended, and how many ms after it.
+    after a request has ended, and how many ms after it. ``worker`` copies for a KV connector.
     """
     folder.mkdir(parents=True)
     clock = Clock()
     with recorded(folder, clock, walk_every=WALK_EVERY) as oracle:
         scheduler = build_scheduler(model, blocks, block_size=block_size, **arguments)
         arrivals = list(requests or trace_requests(RequestMaker(block_size), limit))
-        _drive(scheduler, arrivals, clock, step_sec, abort, batches, then, drafts)
+        _drive(scheduler, arrivals, clock, step_sec, abort, batches, then, drafts, worker)
     session = only_session(folder)
     collector.finalize(session)
-    return _counted(session, oracle)
+    return _counted(session, oracle, worker.hits if worker else 0)
 
 
 @dataclass
@@ -144,13 +151,16 @@ def _drive(
     batches: int,
     then: Callable[[str], list[tuple[float, Any]]],
     drafts: Drafts | None,
+    worker: ClockedWorker | None,
 ) -> None:
     from vllm.v1.request import RequestStatus
 
     origin, now, pending, step = clock.now, 0.0, arrivals[::-1], 0
-    flight: deque[tuple[Any, Any]] = deque()
-    while pending or flight or scheduler.has_unfinished_requests():
-        if not flight and not scheduler.has_unfinished_requests():
+    flight: deque[tuple[Any, Any, float]] = deque()
+    # An engine goes on while its connector has something to do.
+    has_work = scheduler.has_requests if worker else scheduler.has_unfinished_requests
+    while pending or flight or has_work():
+        if not flight and not has_work():
             now = max(now, pending[-1][0] / 1e3)
         clock.now = max(clock.now, origin + round(now * 1e9))
         while pending and pending[-1][0] <= now * 1e3 + ROUNDED_MS:
@@ -160,20 +170,35 @@ def _drive(
         for name in abort(scheduler, step):
             scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         step += 1
-        if scheduler.has_unfinished_requests():
+        if has_work():
             output = scheduler.schedule()
             if drafts is None:
-                flight.append((output, answer(scheduler, output)))
+                flight.append((output, answer(scheduler, output), now))
             else:
-                flight.append((output, drafts.sampled(scheduler, output)))
+                flight.append((output, drafts.sampled(scheduler, output), now))
             if len(flight) < batches:
                 continue
-        output, answered = flight.popleft()
-        now += step_sec(output) if output.total_num_scheduled_tokens else 0.0
+        output, answered, launched = flight.popleft()
+        seconds = step_sec(output) if output.total_num_scheduled_tokens else 0.0
+        report = None
+        if worker is not None:
+            began = worker.before(output.kv_connector_metadata, now)
+            launched = launched if began == now else began
+            now = began
+            report = worker.after(output.kv_connector_metadata, launched, now + seconds)
+        now += seconds
         clock.now = max(clock.now, origin + round(now * 1e9))
         if drafts is not None:
             answered = drafts.answer(scheduler, output, answered)
-        scheduler.update_from_output(output, answered)
+        if worker is not None:
+            answered.kv_connector_output = report
+        told = scheduler.update_from_output(output, answered)
+        if worker is not None:
+            worker.count(told)
+            rests = not any(worker.is_busy_with(step) for step, *_ in flight)
+            if rests and not seconds and not worker.has_told(report):
+                times = [worker.next_sec, *(at / 1e3 for at, _ in pending[-1:])]
+                now = max(now, min((time for time in times if time < math.inf), default=now))
         if drafts is not None and not scheduler.scheduler_config.async_scheduling:
             drafts.propose(scheduler, output)
         ended = [name for name in output.num_scheduled_tokens if name not in scheduler.requests]
@@ -181,7 +206,7 @@ def _drive(
         pending.sort(key=lambda pair: -pair[0])
 
 
-def _counted(session: Path, oracle: Oracle) -> Truth:
+def _counted(session: Path, oracle: Oracle, host_tokens: int) -> Truth:
     def again(lookup: Any) -> bool:
         return bool(lookup.admitted) and lookup.kind == RESUMED
 
@@ -197,4 +222,5 @@ def _counted(session: Path, oracle: Oracle) -> Truth:
         steps=sum(step.scheduled > 0 for step in oracle.steps),
         recomputed_tokens=sum(life.wasted for life in oracle.lives.values())
         - sum(lookup.hit for lookup in oracle.lookups if again(lookup)),
+        host_tokens=host_tokens,
     )

@@ -256,10 +256,27 @@ def _scheduling(scheduler: Any, config: Any) -> dict[str, Any]:
         "max_long_partial_prefills": fact(lambda: int(settings.max_long_partial_prefills)),
         "max_loras": fact(lambda: int(config.lora_config.max_loras)),
         "connector": fact(lambda: config.kv_transfer_config.kv_connector),
+        "offloading": fact(lambda: _offloading(scheduler, config.kv_transfer_config)),
         "speculative_method": fact(lambda: config.speculative_config.method),
         "drops_hit_unit": fact(lambda: _drops_hit_unit(config.speculative_config)),
         "draft_slots": fact(lambda: int(config.speculative_config.max_num_new_slots_for_drafting)),
         "lookahead_tokens": fact(lambda: int(scheduler.num_lookahead_tokens)),
+    }
+
+
+def _offloading(scheduler: Any, transfer: Any) -> dict[str, Any] | None:
+    """How the offloading connector keeps blocks in host memory; None without it."""
+    if transfer is None or transfer.kv_connector != "OffloadingConnector":
+        return None
+    given = transfer.kv_connector_extra_config
+    config = scheduler.connector.connector_scheduler.config
+    return {
+        "spec": fact(lambda: str(given.get("spec_name", "CPUOffloadingSpec"))),
+        "host_bytes": fact(lambda: int(given["cpu_bytes_to_use"])),
+        "chunk_blocks": fact(lambda: int(config.blocks_per_chunk)),
+        "prompts_only": fact(lambda: bool(config.offload_prompt_only)),
+        "policy": fact(lambda: str(given.get("eviction_policy", "lru"))),
+        "store_threshold": fact(lambda: int(given.get("store_threshold", 0))),
     }
 
 

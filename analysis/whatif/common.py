@@ -31,9 +31,7 @@ class Lookups:
     host: dict[int, int] = field(default_factory=dict)
 
     def __add__(self, other: Lookups) -> Lookups:
-        return Lookups(
-            self.found | other.found, self.failed | other.failed, self.host | other.host
-        )
+        return Lookups(self.found | other.found, self.failed | other.failed, self.host | other.host)
 
     def served(self, without: Collection[int] = ()) -> Served:
         """The sums over all served requests but some."""

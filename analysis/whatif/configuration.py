@@ -132,6 +132,15 @@ class Choices:
     host_bandwidth: tuple[float, ...] = ()
     token_bytes: int | None = None
 
+    @property
+    def hosts(self) -> tuple[tuple[float | None, int | None, float | None], ...]:
+        """Combinations of size, chunk and bandwidth; None stays as it is."""
+        return tuple(
+            product(
+                self.host_gib or (None,), self.host_chunk or (None,), self.host_bandwidth or (None,)
+            )
+        )
+
 
 def pools(text: str) -> tuple[Pool, ...]:
     """The sizes in a text.
@@ -452,9 +461,7 @@ def configurations(
         choices.chunked_prefill or (base.chunked_prefill,),
         choices.retention_interval or (base.retention_interval,),
         choices.users or (base.users,),
-        choices.host_gib or (None,),
-        choices.host_chunk or (None,),
-        choices.host_bandwidth or (None,),
+        choices.hosts,
     )
     if base.host is None and not any(choices.host_gib):
         for option, given in (("chunk", choices.host_chunk), ("bandwidth", choices.host_bandwidth)):
@@ -485,9 +492,7 @@ def _changed(
     chunked_prefill: bool,
     retention_interval: int | None,
     users: int | None,
-    host_gib: float | None,
-    host_chunk: int | None,
-    host_bandwidth: float | None,
+    hosted: tuple[float | None, int | None, float | None],
 ) -> Configuration:
     groups = cache_groups.resized(base.groups, block_size)
     is_resized = groups != base.groups
@@ -502,9 +507,9 @@ def _changed(
     block_bytes = base.block_bytes and round(base.block_bytes * block_size / base.block_size)
     host = host_memory.changed(
         base.host,
-        gib=host_gib,
-        chunk_tokens=host_chunk,
-        bandwidth=host_bandwidth,
+        gib=hosted[0],
+        chunk_tokens=hosted[1],
+        bandwidth=hosted[2],
         block_bytes=block_bytes,
         gpus=base.gpus,
         block_size=block_size,

@@ -58,7 +58,7 @@ class Engine:
         self._totals = totals.engine(self.rank, [pool.total for pool in self._pools])
         self._handlers = _HANDLERS
         self._requests: dict[int, Request] = {}
-        self._lookups = Lookups(self._write_lookup)
+        self._lookups = Lookups(self._write_lookup, self._block_size)
         self._steps = StepRows(self.rank, origin_ns, tables.append("scheduler_steps.csv"))
         self._rows = BlockRows(self.rank, origin_ns, usage_blocks, tables, self._totals)
         self._lookup_rows = tables.append("prefix_cache_lookups.csv")

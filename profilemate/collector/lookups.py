@@ -37,10 +37,11 @@ class Lookups:
     """The open rows of one engine. ``emit(request, row, external, admitted)`` writes one.
 
     ``preemptions_lost``: preemptions are no longer recorded, so a request that has run before
-    counts as preempted.
+    counts as preempted. ``block_size``: of what is known by its content, in tokens.
     """
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, block_size: int) -> None:
+        self._block_size = block_size
         self.preemptions_lost = False
         self._emit = emit
         self._open: dict[int, OpenRow] = {}
@@ -112,6 +113,10 @@ class Lookups:
             # Only the last lookup led to the admission.
             self._emit(request, replace(row, lookups=row.lookups - 1), 0, 0)
             row = replace(row, began=row.last, lookups=1)
+        if row.loading and computed_tokens == row.query_tokens - 1:
+            # A load ends where a block does, or where the prompt ends. There vLLM computes the last
+            # token again, for what comes after it.
+            computed_tokens += bool(computed_tokens % self._block_size)
         external = max(0, computed_tokens - row.hit_tokens)
         if row.kind in (FIRST, RETRY):
             request.hit_tokens, request.external_hit_tokens = row.hit_tokens, external

@@ -86,7 +86,7 @@ def choices(given: Mapping[str, str | None]) -> Choices:
     from analysis.whatif import configuration, host_memory
     from analysis.whatif.configuration import numbers, pools, switches
 
-    readers: dict[str, tuple[str, Callable[[str], tuple[object, ...]]]] = {
+    readers: dict[str, tuple[str, Callable[[str], object]]] = {
         "blocks": ("blocks", pools),
         "block-size": ("block_size", numbers),
         "max-num-seqs": ("max_num_seqs", numbers),
@@ -209,7 +209,9 @@ def _outcomes(
         results = _results(task, tried, where, progress)
     left_out = common.left_out([one.figures.lookups for one in results if isinstance(one, Done)])
     outcomes = [
-        one.figures.outcome(configuration, left_out, task.step_time) if isinstance(one, Done) else None
+        one.figures.outcome(configuration, left_out, task.step_time)
+        if isinstance(one, Done)
+        else None
         for configuration, one in zip(tried, results, strict=True)
     ]
     failures = tuple(

@@ -7,14 +7,11 @@ direction has to copy, in the order in which a worker's methods are called by a 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.outputs import KVConnectorOutput
-
-GIB = 2**30
 
 
 def connector(chunks: int, block_bytes: int, per_chunk: int = 1, **extra: Any) -> dict[str, Any]:
@@ -57,56 +54,55 @@ class ClockedWorker:
         self.late: dict[int, int] = {}
         self.waiting: dict[int, str] = {}
         self.hits = 0
-        self.queries = 0
+        self.report = KVConnectorOutput()
 
-    def before(self, metadata: Any, now: float) -> float:
-        """What a runner does before a step is computed: returns when that begins."""
-        urgent = set(metadata.jobs_to_flush or ())
-        for job in sorted(urgent & set(metadata.store_jobs)):
-            self.late[job] = metadata.store_jobs.pop(job).src_spec.block_ids.size
+    def run(self, output: Any, launched: float, now: float, seconds: float) -> float:
+        """Do what a runner has a worker do in a step of so many seconds, which the GPU can begin
+        ``now``. Returns when the step is done; ``report`` is what the scheduler is told then."""
+        asked = output.kv_connector_metadata
+        began = self._before(asked, now)
+        self.report = self._after(asked, launched if began == now else began, began + seconds)
+        return began + seconds
+
+    def _before(self, asked: Any, now: float) -> float:
+        urgent = set(asked.jobs_to_flush or ())
+        for job in sorted(urgent & set(asked.store_jobs)):
+            self.late[job] = asked.store_jobs.pop(job).src_spec.block_ids.size
         if urgent:
             self._hand_over(now)
             ends = {**dict(self.store.agenda), **dict(self.load.agenda)}
             now = max([now, *(ends[job] for job in urgent if job in ends)])
         return now
 
-    def after(self, metadata: Any, launched: float, end: float) -> KVConnectorOutput:
-        """What it does when a step was launched, which is computed at ``end``."""
+    def _after(self, asked: Any, launched: float, end: float) -> KVConnectorOutput:
         stored, loaded = self.store.take(launched), self.load.take(launched)
         self._hand_over(end)
-        for job, each in metadata.load_jobs.items():
+        for job, each in asked.load_jobs.items():
             self.load.add(job, each.dst_spec.block_ids.size, end)
             self.waiting[job] = each.req_id
-        self.late |= {job: one.src_spec.block_ids.size for job, one in metadata.store_jobs.items()}
+        self.late |= {job: one.src_spec.block_ids.size for job, one in asked.store_jobs.items()}
         names = {self.waiting.pop(job) for job in loaded}
-        counted = OffloadingWorkerMetadata({job: 1 for job in stored + loaded})
+        counted = OffloadingWorkerMetadata(dict.fromkeys(stored + loaded, 1))
         return KVConnectorOutput(finished_recving=names, kv_connector_worker_meta=counted)
 
-    def count(self, told: Any) -> None:
-        """Add up what the scheduler counts of the connector, in tokens."""
+    def rest(self, told: Any, steps: list[Any], arrivals: list[float], now: float) -> float:
+        """When the engine goes on: later, if these last steps neither compute anything, nor ask for
+        copies, nor said that some are done. What the scheduler ``told`` is counted."""
         for each in told.values():
             stats = each.scheduler_stats and each.scheduler_stats.connector_prefix_cache_stats
             if stats:
                 self.hits += stats.hits
-                self.queries += stats.queries
-
-    def is_busy_with(self, step: Any) -> bool:
-        """Whether a scheduled step computes anything, or asks for copies."""
-        asked = step.kv_connector_metadata
-        return bool(step.total_num_scheduled_tokens or asked.load_jobs or asked.store_jobs)
-
-    def has_told(self, report: KVConnectorOutput) -> bool:
-        """Whether a report says that anything is done."""
-        return bool(report.kv_connector_worker_meta.completed_jobs)
+        busy = any(step.total_num_scheduled_tokens for step in steps)
+        asks = [step.kv_connector_metadata for step in steps[1:]]
+        if busy or any(each.load_jobs or each.store_jobs for each in asks):
+            return now
+        if self.report.kv_connector_worker_meta.completed_jobs:
+            return now
+        ends = [end for way in (self.load, self.store) for _, end in way.agenda]
+        times = [0.0] if self.late else [*ends, *arrivals]
+        return max(now, min(times, default=now))
 
     def _hand_over(self, ready: float) -> None:
         for job, blocks in self.late.items():
             self.store.add(job, blocks, ready)
         self.late = {}
-
-    @property
-    def next_sec(self) -> float:
-        """When there is something to tell, or to hand over; infinite if never."""
-        if self.late:
-            return 0.0
-        return min([end for way in (self.load, self.store) for _, end in way.agenda], default=math.inf)

@@ -216,6 +216,21 @@ def test_a_prompt_that_no_step_can_take_is_given_up(model: Path, tmp_path: Path)
     assert (outcome.failed_requests, outcome.requests) == (1, 0)
 
 
+def test_it_is_given_up_after_others_ran(model: Path, tmp_path: Path) -> None:
+    """With asynchronous scheduling empty steps follow the last one that computed anything."""
+    make = RequestMaker(16)
+    requests = [(0.0, make("runs", tokens(1, 30), 3)), (1.0, make("never", tokens(2, 300), 2))]
+    two = {"async_scheduling": True, "batches": 2}
+    source = Recorded(
+        truth.run(model, tmp_path / "s", 50, requests=requests, **two, **LIMITS).session
+    )
+    engine = Engine(model, source.base, source.workload, source.step_time)
+    engine._scheduler.scheduler_config.enable_chunked_prefill = False
+    engine._scheduler.max_num_scheduled_tokens = 200
+    outcome = engine.run().outcome(source.base)
+    assert (outcome.failed_requests, outcome.requests) == (1, 1)
+
+
 def test_an_aborted_request_ends_where_it_ended(model: Path, tmp_path: Path) -> None:
     """One that had ten tokens of its answer when it was aborted has them again, and no more; one
     that never ran leaves when it left."""

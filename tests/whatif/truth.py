@@ -8,7 +8,6 @@ its timestamps alone.
 
 from __future__ import annotations
 
-import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -180,25 +179,16 @@ def _drive(
                 continue
         output, answered, launched = flight.popleft()
         seconds = step_sec(output) if output.total_num_scheduled_tokens else 0.0
-        report = None
-        if worker is not None:
-            began = worker.before(output.kv_connector_metadata, now)
-            launched = launched if began == now else began
-            now = began
-            report = worker.after(output.kv_connector_metadata, launched, now + seconds)
-        now += seconds
+        now = worker.run(output, launched, now, seconds) if worker else now + seconds
         clock.now = max(clock.now, origin + round(now * 1e9))
         if drafts is not None:
             answered = drafts.answer(scheduler, output, answered)
         if worker is not None:
-            answered.kv_connector_output = report
+            answered.kv_connector_output = worker.report
         told = scheduler.update_from_output(output, answered)
         if worker is not None:
-            worker.count(told)
-            rests = not any(worker.is_busy_with(step) for step, *_ in flight)
-            if rests and not seconds and not worker.has_told(report):
-                times = [worker.next_sec, *(at / 1e3 for at, _ in pending[-1:])]
-                now = max(now, min((time for time in times if time < math.inf), default=now))
+            arrivals_sec = [at / 1e3 for at, _ in pending[-1:]]
+            now = worker.rest(told, [output, *(step for step, *_ in flight)], arrivals_sec, now)
         if drafts is not None and not scheduler.scheduler_config.async_scheduling:
             drafts.propose(scheduler, output)
         ended = [name for name in output.num_scheduled_tokens if name not in scheduler.requests]

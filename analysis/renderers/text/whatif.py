@@ -11,7 +11,7 @@ from analysis.renderers.text.painting import paint, plain
 from analysis.whatif.clock import StepTime
 from analysis.whatif.outcome import Outcome
 from analysis.whatif.simulated import Simulated
-from analysis.wording.formats import counted, number, seconds, share
+from analysis.wording.formats import byte_size, counted, number, seconds, share
 from analysis.wording.printable import shortened
 from analysis.wording.whatif import FIGURES
 
@@ -32,6 +32,7 @@ def _layout(found: Simulated) -> Iterator[Line]:
     yield (("What if  ", "label"), (shortened(found.name, 70), "title"))
     yield from note(_how(found))
     yield from section("Cache", _cache(found))
+    yield from section("Host memory", _host(found))
     yield from section("Scheduling", _scheduling(found))
     yield from section("How true the simulation is", _truth(found))
     yield from section("Not simulated", _failures(found))
@@ -90,6 +91,43 @@ def _cache(found: Simulated) -> Iterator[Line]:
     if rows:
         yield from table(heads, rows)
     yield from _compared(found)
+
+
+def _host(found: Simulated) -> Iterator[Line]:
+    """What the pool found, and what host memory found beyond it."""
+    rows = _rows(found)
+    if not any(outcome.host for outcome in rows):
+        return
+    heads = ("", "pool", "host", "loaded", "stored", "copying back", "time saved")
+    cells = []
+    for outcome in rows:
+        host = outcome.host
+        cells.append(
+            (
+                shortened(outcome.label, _LABEL),
+                share(outcome.hit_rate),
+                share(host.hit_rate) if host else "",
+                byte_size(host.loaded_bytes) if host else "",
+                byte_size(host.stored_bytes) if host else "",
+                seconds(host.load_sec) if host else "",
+                seconds(host.saved_sec) if host else "",
+            )
+        )
+    yield from table(heads, cells)
+    yield from note(_saved(rows))
+
+
+def _saved(rows: list[Outcome]) -> str:
+    """What the time saved is, and how well it is known."""
+    hosts = [outcome.host for outcome in rows if outcome.host and outcome.host.gib is not None]
+    what = (
+        "pool and host: shares of the prompt tokens, each found there first. Time saved: what "
+        "computing the loaded tokens would have taken, less what copying them back took"
+    )
+    sure = next((host.confidence for host in hosts if host.confidence), None)
+    if sure is None:
+        return f"{what}; it is not known, as a step's time does not say what a prompt token takes."
+    return f"{what}; {sure} confidence, by the fit of the step times."
 
 
 def _compared(found: Simulated) -> Iterator[Line]:

@@ -107,6 +107,7 @@ from analysis.tables import facts, marks, run_totals
 from analysis.tables.facts import Facts
 from analysis.tables.find import siblings
 from analysis.tables.session import Session
+from analysis.whatif import external
 
 
 def measure(session: Session) -> Summary:
@@ -177,6 +178,7 @@ def measure(session: Session) -> Summary:
                 evicted.evictions.kept_by_owner(),
             ),
             prefix_cache=hits.result(),
+            external=external.measure(session, known, stepped.waiting),
             requests=requests.measure(session),
             preemptions=preemptions.measure(
                 session, known, priced, evicted.takers, stepped.preempting

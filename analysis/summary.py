@@ -40,6 +40,7 @@ from analysis.tables.run_totals import RunTotals
 from analysis.tables.session import State
 from analysis.tables.snapshot import Snapshot
 from analysis.tables.window import Window
+from analysis.whatif.external import External
 from profilemate.format.marks import Mark
 
 Confidence = Literal["high", "medium", "low"]
@@ -162,6 +163,7 @@ class Summary:
     sharing: Sharing
     rent: Rent
     prefix_cache: PrefixCache
+    external: External | None
     conversations: Conversations
     misses: MissReasons
     families: Families

@@ -161,7 +161,7 @@ def measure(
             f"{session.directory}: no request ended, or its pool has no blocks, so there is "
             "nothing to size a deployment by"
         )
-    found = step_time.fit(session, batches=_batches(known))
+    found = step_time.fit(session, batches=known.batches)
     if found is None:
         raise RuleError(
             f"{session.directory}: too few steps follow each other to say how long a step takes; "
@@ -205,11 +205,6 @@ def _lives(session: Session, known: Facts, block_size: int) -> Lives:
     asked = prompts.read(session)
     uses = reuse.uses(asked.without_contents(), stretches.in_common(asked))
     return lives.read(session, uses, block_size, known.scheduler)
-
-
-def _batches(known: Facts) -> int:
-    """Steps in flight at once, as in ``analysis.whatif.configuration``."""
-    return max(known.pipeline_parallel or 1, 2 if known.scheduler.async_scheduling else 1)
 
 
 def _work(mean: Lives, time: StepTime) -> _Work:

@@ -151,6 +151,12 @@ class Facts:
         )
 
     @property
+    def batches(self) -> int:
+        """Steps in flight at once: as many as there are stages, and two where they are scheduled
+        asynchronously."""
+        return max(self.pipeline_parallel or 1, 2 if self.scheduler.async_scheduling else 1)
+
+    @property
     def full_attention_group(self) -> int:
         """The number of the first group of full attention; 0 if there is none."""
         kinds = [group.kind for group in self.groups]

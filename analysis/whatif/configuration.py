@@ -302,8 +302,6 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
     tokens = _or_default(
         settings.max_num_batched_tokens, "max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, notes
     )
-    is_async = settings.async_scheduling is True
-    pipeline = facts.pipeline_parallel or 1
     return Configuration(
         label="as recorded",
         num_blocks=workload.measured.num_blocks or 0,
@@ -316,8 +314,8 @@ def recorded(workload: Workload, choices: Choices) -> tuple[Configuration, tuple
         max_model_len=max(
             _or_default(facts.max_model_len, "max_model_len", longest, notes), longest
         ),
-        async_scheduling=is_async,
-        batches=max(pipeline, 2 if is_async else 1),
+        async_scheduling=settings.async_scheduling is True,
+        batches=facts.batches,
         max_num_active_seqs=_unlike(settings.max_num_active_seqs, seqs),
         max_num_scheduled_tokens=_unlike(settings.max_num_scheduled_tokens, tokens),
         scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,

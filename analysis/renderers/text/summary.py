@@ -67,7 +67,9 @@ def layout(summary: Summary, bar: str) -> Iterator[Line]:
     yield from section(headings.BLOCKS, allocations.lines(summary.allocations))
     yield from section(
         headings.PREFIX_CACHE,
-        prefix_cache.lines(summary.prefix_cache, summary.conversations, summary.facts),
+        prefix_cache.lines(
+            summary.prefix_cache, summary.external, summary.conversations, summary.facts
+        ),
     )
     yield from section(headings.MISSES, misses.lines(summary.misses, summary.facts))
     yield from section(headings.FAMILIES, families.lines(summary.families))

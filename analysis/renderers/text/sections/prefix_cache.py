@@ -9,10 +9,13 @@ from analysis.prefix.conversations import Conversations
 from analysis.prefix.prefix_cache import Lookups, PrefixCache, TrueRate
 from analysis.renderers.text.layout import Line, note, row
 from analysis.tables.facts import Facts
-from analysis.wording.formats import share
+from analysis.whatif.external import External
+from analysis.wording.formats import seconds, share
 
 
-def lines(cache: PrefixCache, talk: Conversations, facts: Facts) -> Iterator[Line]:
+def lines(
+    cache: PrefixCache, external: External | None, talk: Conversations, facts: Facts
+) -> Iterator[Line]:
     if facts.prefix_caching is False:
         yield from note("Prefix caching was off.")
         return
@@ -21,6 +24,7 @@ def lines(cache: PrefixCache, talk: Conversations, facts: Facts) -> Iterator[Lin
         yield from note("No request was looked up and admitted.")
     else:
         yield from _true_rate(true)
+        yield from _saved(external)
         yield from _conversations(talk)
     yield from _vllm_rate(cache)
     if cache.skipped.lookups:
@@ -36,6 +40,18 @@ def _true_rate(true: TrueRate) -> Iterator[Line]:
         requests = f"{true.external_requests_hit:,} requests"
         external = f"{true.external_hit_tokens:,} tokens for {requests}"
         yield from row("From a connector", external, "in neither rate")
+
+
+def _saved(external: External | None) -> Iterator[Line]:
+    """What a connector's hits saved, and what requests waited for them."""
+    if external is None:
+        return
+    waited = f"requests waited {seconds(external.wait_request_sec)} for the connector (inferred)"
+    if external.compute_sec is None:
+        yield from row("", "time saved unknown", f"no time of a prompt token is known; {waited}")
+        return
+    sure = f"{external.confidence} confidence, by the step times"
+    yield from row("", f"{seconds(external.compute_sec)} not computed", f"{sure}; {waited}")
 
 
 def _conversations(talk: Conversations) -> Iterator[Line]:

@@ -178,7 +178,7 @@ def measure(session: Session) -> Summary:
                 evicted.evictions.kept_by_owner(),
             ),
             prefix_cache=hits.result(),
-            external=external.measure(session, known, stepped.waiting),
+            external=external.measure(session, known, _waited(stepped.waiting)),
             requests=requests.measure(session),
             preemptions=preemptions.measure(
                 session, known, priced, evicted.takers, stepped.preempting
@@ -209,6 +209,12 @@ def measure(session: Session) -> Summary:
             families=prompt_families.result(),
             misses=explained.result(),
         )
+
+
+def _waited(waiting: Waiting) -> float:
+    """For how long requests waited for a KV connector, as requests times seconds."""
+    reason = waiting.by_reason.get("connector")
+    return reason.request_sec if reason else 0.0
 
 
 class _Tally(Protocol):

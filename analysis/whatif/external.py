@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.requests.waiting import Waiting
 from analysis.tables.facts import Facts
 from analysis.tables.session import Session
 from analysis.whatif import step_time
@@ -20,7 +19,7 @@ class External:
     preemption, too. ``compute_sec``: what computing them would have taken, by the time of a prefill
     token in this session's steps; ``confidence``: of that time; both None where it is not known.
     ``wait_request_sec``: how long requests waited for the connector, as requests times seconds;
-    this is inferred (``Waiting``).
+    this is inferred (``analysis.requests.waiting``).
     """
 
     loaded_tokens: int
@@ -29,8 +28,13 @@ class External:
     wait_request_sec: float
 
 
-def measure(session: Session, facts: Facts, waiting: Waiting) -> External | None:
+def measure(session: Session, facts: Facts, wait_request_sec: float) -> External | None:
     """What was saved; None where no connector found anything.
+
+    Args:
+        session: the session.
+        facts: its facts.
+        wait_request_sec: as ``External`` has it.
 
     Raises:
         SessionError: a table cannot be read.
@@ -45,12 +49,11 @@ def measure(session: Session, facts: Facts, waiting: Waiting) -> External | None
     tokens = int(found.item() or 0)
     if not tokens:
         return None
-    reason = waiting.by_reason.get("connector")
     known = step_time.fit(session, batches=facts.batches)
     token_sec = known.prefill_token_sec if known else 0.0
     return External(
         loaded_tokens=tokens,
         compute_sec=tokens * token_sec if token_sec else None,
         confidence=confidence(known) if known and token_sec else None,
-        wait_request_sec=reason.request_sec if reason else 0.0,
+        wait_request_sec=wait_request_sec,
     )

@@ -2,7 +2,8 @@
 """What was found, as JSON for programs. ``docs/json.md`` documents every key of a summary,
 ``docs/compare-and-check.md`` those of a comparison and of a check, ``docs/sweep.md`` a sweep's,
 ``docs/whatif.md`` those of a simulation and of a miss-ratio curve, ``docs/routing.md`` those of
-routing, ``docs/plan.md`` a plan's, ``docs/head-room.md`` a deployment's.
+routing, ``docs/plan.md`` a plan's, ``docs/head-room.md`` a deployment's, ``docs/fleet.md`` a
+fleet's.
 
 The keys are the names of the dataclasses' fields. A figure that is not known, or of which there
 is none, is null; there is no NaN and no infinity.
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.engine_metrics import Reconciliation
+from analysis.fleet.merging import Fleet
 from analysis.headroom.deployment import Deployment
 from analysis.judgement.check import Checked
 from analysis.judgement.comparison import Comparison
@@ -49,6 +51,7 @@ KINDS: Mapping[type, str] = {
     Split: "split",
     Reality: "plan",
     Deployment: "deployment",
+    Fleet: "fleet",
 }
 
 Found = (
@@ -65,6 +68,7 @@ Found = (
     | Split
     | Reality
     | Deployment
+    | Fleet
 )
 
 

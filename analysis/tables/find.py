@@ -99,6 +99,18 @@ def siblings(session: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
+def numbered(session_id: str) -> int:
+    """Which of its program's sessions this is, from 1 on; 1 for a name that profilemate did not
+    make."""
+    match = _NUMBERED.fullmatch(session_id)
+    return 1 if match is None else int(match[2] or 1)
+
+
+def is_snapshot(name: str) -> bool:
+    """Whether a session of this name is a snapshot, by profilemate's way to name it."""
+    return _SNAPSHOT.search(name) is not None
+
+
 def sessions_in(folder: Path, *, own_first: bool) -> list[Path]:
     """The sessions in a folder, the newest first; the user's own before all others if wanted.
 

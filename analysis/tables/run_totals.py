@@ -48,6 +48,17 @@ def read(directory: Path) -> RunTotals | None:
         SessionError: the file cannot be read, or is damaged.
 
     """
+    found = whole(directory)
+    return None if found is None else _totals(found)
+
+
+def whole(directory: Path) -> totals.RunTotals | None:
+    """All of the file; None without it, or where a newer profilemate wrote it.
+
+    Raises:
+        SessionError: the file cannot be read, or is damaged.
+
+    """
     path = directory / TOTALS_FILE
     try:
         with opened(path) as file:
@@ -57,7 +68,7 @@ def read(directory: Path) -> RunTotals | None:
     except OSError as error:
         raise unreadable(path, error) from None
     try:
-        return _totals(checked(content, path))
+        return checked(content, path)
     except NewerTotalsError:
         return None
 

@@ -91,6 +91,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "route": ("route", "RouteOptions"),
     "live": ("live", "LiveOptions"),
     "metrics": ("metrics", "MetricsOptions"),
+    "fleet": ("fleet", "FleetOptions"),
 }
 """By name: the module of ``profilemate.commands`` that has its function, and its options."""
 

@@ -3,6 +3,7 @@
 
 They are spawned: Polars' threads do not outlive a fork. Where one dies, as for want of memory, its
 session is read once more, in a new process; where that dies, too, only this session has failed.
+With one job this process reads them itself.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ def read_all(paths: Sequence[str], jobs: int, task: Task = read) -> Generator[Re
         task: reads one; a function of a module, as another process imports it.
 
     """
+    if jobs == 1:
+        # As every other command: starting a process would take longer than reading a session.
+        yield from map(task, paths)
+        return
     order = Order(paths, jobs)
     idle: list[_Worker] = []
     busy: dict[Connection, tuple[_Worker, int]] = {}
@@ -88,7 +93,9 @@ def _died(process: SpawnProcess) -> str:
     if code < 0:
         with suppress(ValueError):
             name = signal.Signals(-code).name
-            hint = ", perhaps for want of memory: --jobs 1 takes less" if name == "SIGKILL" else ""
+            hint = (
+                ", perhaps for want of memory: fewer --jobs take less" if name == "SIGKILL" else ""
+            )
             return f"the process that read it was ended by {name}, twice{hint}"
     return f"the process that read it ended with exit code {code}, twice"
 

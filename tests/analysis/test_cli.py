@@ -31,6 +31,7 @@ NAMES = [
     *("summary", "report", "compare", "check", "finalize", "snapshot"),
     *("pack", "unpack", "pause", "resume", "mark"),
     *("doctor", "plan", "sweep", "reconcile", "whatif", "route", "live", "metrics", "export"),
+    "fleet",
 ]
 
 

@@ -43,8 +43,7 @@ class Deployment:
             engine = Engine(scheduler, session, clock)
 
             def until(seconds: float) -> None:
-                assert clock.now <= began + round(seconds * 1e9)
-                clock.now = began + round(seconds * 1e9)
+                clock.now = max(clock.now, began + round(seconds * 1e9))
 
             yield engine, until
             engine.end()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.invoke import invoke
+from tests.analysis.test_schemas import check
 from tests.fleet.replicas import Deployment
 from tests.support.scheduler import RequestMaker, tokens
 
@@ -88,3 +89,22 @@ def test_lost_reuse_equals_a_count_by_hand(deployment: Deployment) -> None:
     assert routing["perfect_routing"] == pytest.approx(ceiling)
     # Each content was in one piece wherever it was.
     assert routing["shared_cache"] == pytest.approx(ceiling)
+
+
+def test_the_json_is_valid_by_its_schema(deployment: Deployment) -> None:
+    four_replicas(deployment)
+    check("fleet", json.dumps(fleet(deployment.folder, "--gpu-hour", "2")))
+
+
+def test_contents_of_their_own_are_left_out_and_said(deployment: Deployment) -> None:
+    why = {"contents_apart_because": "there is no key"}
+    with deployment.replica("a", 20, contents_key=None, **why) as (engine, _):
+        engine.run(make("a", SYSTEM + ALICE, 2))
+    with deployment.replica("b", 20, contents_key="ffffffffffffffff") as (engine, _):
+        engine.run(make("b", SYSTEM + ALICE, 2))
+    routing = fleet(deployment.folder)["routing"]
+    assert (routing["joined"], routing["apart"], routing["hit_rate"]) == (0, 2, None)
+    assert routing["because"] == ["there is no key"]
+    said = " ".join(invoke("fleet", deployment.folder, "--jobs", 1).stdout.split())
+    assert "their contents have no key in common" in said
+    assert "there is no key" in said

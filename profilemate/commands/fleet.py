@@ -59,13 +59,23 @@ class FleetOptions:
             show_default=False,
         ),
     ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Read each session as a task on a Ray cluster: its address, auto (the one of this "
+            "machine) or local (a new one here).",
+            show_default=False,
+        ),
+    ] = None
     jobs: Annotated[
         int,
         typer.Option(
             "--jobs",
             metavar="N",
             parser=whole,
-            help="Sessions to read at once. Default: one for each processor.",
+            help="Sessions to read at once here. Default: one for each processor.",
             show_default=False,
         ),
     ] = 0
@@ -105,6 +115,7 @@ def fleet(options: FleetOptions) -> int:
       profilemate fleet ~/runs
       profilemate fleet ~/runs --by deployment --gpu-hour 2.50
       profilemate fleet 'runs/2026-02-*' -o fleet.html --reports reports
+      profilemate fleet /shared/runs --ray auto
       profilemate fleet ~/runs --json | jq '.outliers[] | {replica, measure, value}'
 
     \b
@@ -184,6 +195,11 @@ def _merged(found: Sequence[str], options: FleetOptions, scratch: Path) -> Fleet
 
 
 def _read(found: Sequence[str], options: FleetOptions) -> Generator[Read, None, None]:
-    from profilemate.fleet import local
+    from profilemate.fleet import local, on_ray
 
-    return local.read_all(found, options.jobs or os.cpu_count() or 1)
+    jobs = options.jobs or os.cpu_count() or 1
+    if options.ray is None:
+        yield from local.read_all(found, jobs)
+        return
+    with on_ray.cluster(options.ray, jobs) as cluster:
+        yield from cluster.read_all(found)

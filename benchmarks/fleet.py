@@ -132,7 +132,7 @@ def _engine(number: int) -> dict[str, Any]:
     prompt = large_session.PROMPT * large_session.BLOCK + 2
     found = requests // 2 * large_session.SHARED * large_session.BLOCK
     spans = histogram([(1 + number % 7) * 10**8] * requests)
-    return engine(
+    made_up: dict[str, Any] = engine(
         prefix_cache={
             "requests": requests,
             "requests_hit": requests // 2,
@@ -148,6 +148,7 @@ def _engine(number: int) -> dict[str, Any]:
             "duration": spans,
         },
     )
+    return made_up
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from analysis.errors import SessionError
 from profilemate.commands import report
 from profilemate.commands.shared.files import writable, write
 from profilemate.commands.shared.progress import bars
-from profilemate.fleet.paths import is_url
+from profilemate.format.urls import is_url
 from profilemate.messages import say
 
 if TYPE_CHECKING:

@@ -10,22 +10,18 @@ from pathlib import Path
 
 from analysis.errors import SessionError, unreadable
 from analysis.tables.find import is_session, is_snapshot
+from profilemate.format.urls import is_url, url_of
 
 DEEPEST = 4
 """Folders below a named one that are looked into, such as fleet/deployment/host/session."""
 
 
-def is_url(path: str) -> bool:
-    """Whether this is the address of a session in an object storage."""
-    return "://" in path
-
-
 def sessions(paths: Sequence[str]) -> tuple[list[str], int]:
     """The sessions that are meant, sorted, each once; and how many snapshots were left out.
 
-    A path is a session's folder, a folder of sessions, however deep, a pattern of either, or a URL,
-    which is taken as it is. A snapshot has what its session has, too: it counts only where it is
-    named itself.
+    A path is a session's folder, a folder of sessions, however deep, a pattern of either, or the
+    same as a URL of object storage. A snapshot has what its session has, too: it counts only where
+    it is named itself.
 
     Raises:
         SessionError: there is no such path, or no session in it.
@@ -34,18 +30,31 @@ def sessions(paths: Sequence[str]) -> tuple[list[str], int]:
     found: dict[str, str] = {}
     left_out = 0
     for path in paths:
-        if is_url(path):
-            found.setdefault(path, path)
-            continue
-        here = [one for folder in _named(path) for one in _in(Path(folder))]
+        here = list(_at(path) if is_url(path) else _below_all(path))
         if not here:
             raise SessionError(f"no session in {path}; name a session's folder or one of sessions")
         for one, is_named in here:
-            if is_snapshot(one.name) and not is_named:
+            if is_snapshot(one.rpartition("/")[2]) and not is_named:
                 left_out += 1
             else:
-                found.setdefault(os.path.realpath(one), str(one))
+                found.setdefault(one if is_url(one) else os.path.realpath(one), one)
     return sorted(found.values()), left_out
+
+
+def _at(url: str) -> Iterator[tuple[str, bool]]:
+    """The URLs of the sessions there, and whether it was they that were named."""
+    from analysis.tables import remote
+
+    named = url_of(url)
+    for one in remote.sessions_at(url):
+        yield one, one == named
+
+
+def _below_all(path: str) -> Iterator[tuple[str, bool]]:
+    """The folders of the sessions, and whether it was they that were named."""
+    for folder in _named(path):
+        for one, is_named in _in(Path(folder)):
+            yield str(one), is_named
 
 
 def _named(path: str) -> list[str]:

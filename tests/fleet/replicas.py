@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 import json
-import platform
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.kv.recording import Clock, hooks_only
 from tests.situations.bench import BLOCK, Engine
 from tests.support.scheduler import build_scheduler
 
-STARTED = 1_767_225_600.0
-"""When all of them start: 2026-01-01 00:00:00 UTC."""
-KEY = "00112233aabbccdd"
-"""Stands in for the name of a key that sessions share."""
+STARTED = "2026-01-01T00:00:00.000000Z"
+"""When all of them start."""
 
 
 class Deployment:
@@ -29,16 +28,24 @@ class Deployment:
 
     @contextmanager
     def replica(
-        self, name: str, usable_blocks: int, *, contents_key: str | None = KEY, **facts: Any
+        self, name: str, usable_blocks: int, *, secret: str | None = "shared", **facts: Any
     ) -> Iterator[tuple[Engine, Callable[[float], None]]]:
         """A replica on the host of this name. Its session is complete when the block has ended.
 
         Gives the engine, and a function that waits until so many seconds have passed.
+
+        Args:
+            name: of the host; the session is called after it.
+            usable_blocks: of its pool.
+            secret: its contents compare with those of replicas that have the same; None for its
+                own.
+            facts: of metadata.json, in place of what was recorded.
+
         """
         clock = Clock()
         began = clock.now
-        session = self._founded(name, clock)
-        with hooks_only(self.folder, clock, name=session.name):
+        session = self.folder / f"session_{name}"
+        with hooks_only(self.folder, clock, name=session.name), self._key(secret):
             scheduler = build_scheduler(self._model, usable_blocks + 1, block_size=BLOCK)
             engine = Engine(scheduler, session, clock)
 
@@ -48,21 +55,17 @@ class Deployment:
             yield engine, until
             engine.end()
         said = json.loads((session / "metadata.json").read_text())
-        said |= {"host": name, "contents_key": contents_key, **facts}
+        said |= {"host": name, "started_at": STARTED, **facts}
         (session / "metadata.json").write_text(json.dumps(said))
 
-    def _founded(self, name: str, clock: Clock) -> Path:
-        """A session with the key of all others, so that their contents have the same ids."""
-        session = self.folder / f"session_{name}"
-        journals = session / "journal"
-        journals.mkdir(mode=0o700, parents=True)
-        founding = {
-            "session_id": session.name,
-            "host": platform.node(),
-            "origin_ns": clock.now,
-            "started_at": STARTED,
-            "key": "11" * 32,
-            "argv": ["vllm", "serve"],
-        }
-        (journals / "session.json").write_text(json.dumps(founding))
-        return session
+    @contextmanager
+    def _key(self, secret: str | None) -> Iterator[None]:
+        """The user has given the contents a key, or has not."""
+        if secret is None:
+            yield
+            return
+        file = self.folder.parent / f"key of {secret}"
+        file.write_text(secret * 16)
+        file.chmod(0o600)
+        with mock.patch.dict(os.environ, {"VLLM_PROFILING_CONTENT_KEY": str(file)}):
+            yield

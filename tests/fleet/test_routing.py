@@ -97,10 +97,10 @@ def test_the_json_is_valid_by_its_schema(deployment: Deployment) -> None:
 
 
 def test_contents_of_their_own_are_left_out_and_said(deployment: Deployment) -> None:
-    why = {"contents_apart_because": "there is no key"}
-    with deployment.replica("a", 20, contents_key=None, **why) as (engine, _):
+    why = "there is no key"
+    with deployment.replica("a", 20, secret=None, contents_apart_because=why) as (engine, _):
         engine.run(make("a", SYSTEM + ALICE, 2))
-    with deployment.replica("b", 20, contents_key="ffffffffffffffff") as (engine, _):
+    with deployment.replica("b", 20, secret="another") as (engine, _):
         engine.run(make("b", SYSTEM + ALICE, 2))
     routing = fleet(deployment.folder)["routing"]
     assert (routing["joined"], routing["apart"], routing["hit_rate"]) == (0, 2, None)

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ from tests.kv.recording import Clock, hooks_only
 from tests.situations.bench import BLOCK, Engine
 from tests.support.scheduler import build_scheduler
 
-STARTED = "2026-01-01T00:00:00.000000Z"
+STARTED = datetime(2026, 1, 1, tzinfo=timezone.utc)
 """When all of them start."""
 
 
@@ -55,7 +56,9 @@ class Deployment:
             yield engine, until
             engine.end()
         said = json.loads((session / "metadata.json").read_text())
-        said |= {"host": name, "started_at": STARTED, **facts}
+        ended = STARTED + timedelta(seconds=said["duration_sec"])
+        said |= {"host": name, "started_at": STARTED.isoformat(), "ended_at": ended.isoformat()}
+        said |= facts
         (session / "metadata.json").write_text(json.dumps(said))
 
     @contextmanager

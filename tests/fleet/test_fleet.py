@@ -26,10 +26,10 @@ from analysis.fleet.routing import Routing
 from analysis.renderers import json as renderer
 from analysis.stats.binned import BINS, Binned
 from profilemate.fleet import local
-from profilemate.fleet.reading import Read, read
 from tests.analysis.builder import METADATA
 from tests.analysis.invoke import invoke
 from tests.fleet.made import TIMES_NS, engine, histogram, made
+from tests.fleet.readers import killed
 from tests.fleet.replicas import Deployment
 from tests.fleet.test_routing import four_replicas
 from tests.support.scheduler import RequestMaker, tokens
@@ -339,17 +339,6 @@ def test_processes_give_what_one_gives(deployment: Deployment) -> None:
     paths = sorted(map(str, deployment.folder.glob("session_*")))
     alone = [of_session(open_session(path), path) for path in paths]
     assert [*local.read_all(paths, 2)] == alone
-
-
-def killed(path: str) -> Read:
-    """Reads a session; one of them kills its reader each time, and one the first time."""
-    if path.endswith("_b"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    once = Path(path, "once")
-    if path.endswith("_c") and not once.exists():
-        once.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return read(path)
 
 
 def test_a_process_that_dies_costs_its_session_alone(tmp_path: Path) -> None:

@@ -15,27 +15,30 @@ from typing import Any
 import pytest
 
 from profilemate.fleet import local, on_ray
-from profilemate.fleet.reading import Read, read
 from tests.analysis.invoke import invoke
 from tests.fleet.made import made
+from tests.fleet.readers import PATIENCE_SEC, held_up
 
 ROOT = Path(__file__).parent.parent.parent
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
-PATIENCE_SEC = 120
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A cluster of two nodes on this machine, which nobody else can reach."""
-    # As on systems where Ray does not leave the machine. Ray reads it when it is imported.
+    # As on systems where Ray does not leave the machine: in its processes, and in this one.
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from ray._private import ray_constants
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
     found = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    found.add_node(**NODE)
-    assert found.address.startswith("127.0.0.1:")
-    yield found
-    found.shutdown()
+    try:
+        found.add_node(**NODE)
+        assert found.address.startswith("127.0.0.1:")
+        yield found
+    finally:
+        found.shutdown()
 
 
 def eight(folder: Path) -> list[str]:
@@ -52,17 +55,6 @@ def test_a_cluster_gives_what_local_processes_give(cluster: Any, tmp_path: Path)
     there = invoke("fleet", tmp_path, "--json", "--ray", cluster.address)
     assert (there.returncode, there.stdout, there.stderr) == (1, here.stdout, "")
     assert "session_s3 has no totals.json" in here.stdout
-
-
-def held_up(path: str) -> Read:
-    """Reads a session, but never on the node that is to be killed."""
-    import ray
-
-    notes = Path(path).parent
-    if (notes / "victim").read_text() == ray.get_runtime_context().get_node_id():
-        (notes / "reached").touch()
-        time.sleep(10 * PATIENCE_SEC)
-    return read(path)
 
 
 def test_a_node_that_is_killed_changes_nothing(cluster: Any, tmp_path: Path) -> None:

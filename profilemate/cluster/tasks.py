@@ -32,6 +32,8 @@ LOOK_SEC = 0.5
 
 LONGEST_REASON = 400
 
+MISSING = "--ray needs Ray, which is not installed; pip install 'profilemate[ray]'"
+
 _PACKAGES = ("analysis", "profilemate")
 
 
@@ -59,7 +61,7 @@ def connected(address: str) -> Iterator[None]:
 
     """
     if find_spec("ray") is None:
-        raise RuleError("--ray needs Ray, which is not installed; pip install 'profilemate[ray]'")
+        raise RuleError(MISSING)
     if not address or address == "local":
         raise RuleError(f"--ray: {address!r} is no address; write host:port or auto")
     # What profilemate does on a cluster is nobody else's business.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read sessions on a Ray cluster: each is a task, on a node that has it.
 
-Nothing but this module imports Ray.
+``profilemate.cluster`` connects to it. What is read is taken as it comes, and not kept.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
-from analysis.errors import SessionError
+from analysis.errors import RuleError
 from analysis.fleet.merging import Failed
+from profilemate.cluster import tasks
 from profilemate.fleet.local import THREADS
 from profilemate.fleet.order import Order
 from profilemate.fleet.reading import Read, read
 
-RETRIES = 3
-"""Of a task whose node, or whose process, has gone."""
 CONNECT_SEC = 10.0
 AT_ONCE = 2
 """Tasks for each processor of the cluster, so that none waits for the next one."""
-MISSING = (
-    "--ray needs Ray, which is not installed here; pip install 'profilemate[ray]', or leave --ray "
-    "out"
-)
 
 
 @contextmanager
@@ -36,33 +32,33 @@ def cluster(address: str, jobs: int) -> Iterator[Cluster]:
     ``jobs`` processors.
 
     Raises:
-        SessionError: Ray is not installed, or nothing answers there.
+        RuleError: Ray is not installed, or nothing answers there.
 
     """
-    try:
-        import ray
-    except ImportError:
-        raise SessionError(MISSING) from None
     _knock(address)
-    is_local = address == "local"
-    here: dict[str, Any] = (
-        {"num_cpus": jobs, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        if is_local
-        else {}
+    with _new(jobs) if address == "local" else tasks.connected(address):
+        import ray
+
+        yield Cluster(ray)
+
+
+@contextmanager
+def _new(processors: int) -> Iterator[None]:
+    """A cluster of this machine alone, which nobody else can reach."""
+    if find_spec("ray") is None:
+        raise RuleError(tasks.MISSING)
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=processors,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _node_ip_address="127.0.0.1",
     )
     try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level="ERROR",
-            runtime_env={"env_vars": {THREADS: "1"}},
-            **here,
-        )
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        line = str(error).strip().partition("\n")[0]
-        raise SessionError(f"no Ray cluster at {address}: {line}") from None
-    try:
-        yield Cluster(ray)
+        yield
     finally:
         ray.shutdown()
 
@@ -71,7 +67,7 @@ def _knock(address: str) -> None:
     """Find out soon whether anybody answers: Ray itself tries for minutes.
 
     Raises:
-        SessionError: nobody does.
+        RuleError: nobody does.
 
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -81,7 +77,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_SEC).close()
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SessionError(f"no Ray cluster at {address}: {reason}") from None
+        raise RuleError(f"--ray {address}: no cluster can be reached: {reason}") from None
 
 
 class Cluster:
@@ -103,7 +99,12 @@ class Cluster:
 
         """
         ray = self._ray
-        remote = ray.remote(num_cpus=1, max_retries=RETRIES)(task)
+        remote = ray.remote(
+            num_cpus=1,
+            max_retries=tasks.TRIES - 1,
+            # The tasks share the processors.
+            runtime_env={"env_vars": {THREADS: "1"}},
+        )(task)
         order = Order(paths, self._processors())
         running: dict[Any, int] = {}
         try:
@@ -126,7 +127,9 @@ class Cluster:
     def _result(self, one: Any, path: str) -> Read:
         try:
             found: Read = self._ray.get(one)
+        except self._ray.exceptions.RayTaskError as error:
+            return Failed(path, tasks.reason(error.cause))
         except self._ray.exceptions.RayError as error:
-            line = str(error).strip().splitlines()[-1] if str(error).strip() else ""
-            return Failed(path, f"its task failed on the cluster: {type(error).__name__}: {line}")
+            kind = type(error).__name__
+            return Failed(path, f"its process or machine died, {tasks.TRIES} times: {kind}")
         return found

@@ -30,8 +30,18 @@ NAMES = [
     *("run", "inject"),
     *("summary", "report", "compare", "check", "finalize", "snapshot"),
     *("pack", "unpack", "pause", "resume", "mark"),
-    *("doctor", "plan", "sweep", "reconcile", "whatif", "route", "live", "metrics", "export"),
-    "fleet",
+    *(
+        "doctor",
+        "plan",
+        "sweep",
+        "reconcile",
+        "whatif",
+        "route",
+        "live",
+        "metrics",
+        "fleet",
+        "export",
+    ),
 ]
 
 

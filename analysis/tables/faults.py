@@ -119,7 +119,7 @@ def _csv_faults(line: str, table: Table, width: int) -> Iterator[str]:
     except csv.Error as error:
         yield f"not CSV ({error})"
         return
-    if not len(table.columns) <= len(fields) <= width:
+    if not min(len(table.columns), width) <= len(fields) <= width:
         yield f"{len(fields)} fields instead of {width}"
     for (column, dtype), field in zip(table.columns.items(), fields, strict=False):
         if not field:
@@ -194,7 +194,8 @@ def _values(raw: bytes, table: Table, names: Sequence[str]) -> list[Any]:
         row = json.loads(text) if text.strip() else {}
         return [row.get(name) for name in names]
     fields = dict(zip(table.columns, next(csv.reader([text]), []), strict=False))
-    return [_read_as(fields[name], table.columns[name]) if fields[name] else None for name in names]
+    cells = [(fields.get(name), table.columns[name]) for name in names]
+    return [_read_as(cell, kind) if cell else None for cell, kind in cells]
 
 
 def _read_as(field: str, dtype: Any) -> Any:

@@ -131,10 +131,15 @@ def _table(
         raise ValueError(f"group_rows of {table.name} is {group_rows:,}")
     decimals = dict(entry["decimals"])
     for name, digits in decimals.items():
-        if name not in table.columns or whole(digits) is None or digits > MOST_DECIMALS:
+        if name not in entry["columns"] or whole(digits) is None or digits > MOST_DECIMALS:
             raise ValueError(f"{shown(str(name))} of {table.name} has no such decimals")
-    appended, keys = _names(entry["appended"]), _names(entry["keys"])
-    if {*appended} & {*table.columns} or not {*keys} <= {*table.columns}:
+    columns, appended = _names(entry["columns"]), _names(entry["appended"])
+    keys = _names(entry["keys"])
+    if (
+        not {*table.required, *keys} <= {*columns} <= {*table.columns}
+        or {*appended} & {*table.columns}
+        or len({*columns, *appended}) != len(columns) + len(appended)
+    ):
         raise ValueError(f"{table.name} has other columns")
     return ParquetTable(
         directory / table_file(table.name),
@@ -143,6 +148,7 @@ def _table(
         _count(entry, "bytes"),
         _digest(entry),
         group_rows,
+        columns,
         decimals,
         appended,
         keys,

@@ -39,8 +39,10 @@ class ParquetTable:
 
     ``path``: the file. ``rows``, ``size`` in bytes, ``sha256``: of it. ``group_rows``: the rows of
     each of its row groups but the last. ``decimals``: digits behind the point, of the columns that
-    are stored as decimals. ``appended``: columns of a newer release. ``keys``: of a JSON-lines
-    table, those that its lines have, in order. ``text_bytes``: of the files that it stands for.
+    are stored as decimals. ``columns``: those of the table that the file has, as an older release
+    had fewer; the others are null. ``appended``: columns of a newer release. ``keys``: of a
+    JSON-lines table, those that its lines have, in order. ``text_bytes``: of the files that it
+    stands for.
     """
 
     path: Path
@@ -49,6 +51,7 @@ class ParquetTable:
     size: int
     sha256: str
     group_rows: int
+    columns: tuple[str, ...]
     decimals: Mapping[str, int]
     appended: tuple[str, ...]
     keys: tuple[str, ...]
@@ -57,7 +60,7 @@ class ParquetTable:
     @cached_property
     def header(self) -> bytes:
         """The first line of the text; empty where there is none."""
-        names = (*self.table.columns, *self.appended)
+        names = (*self.columns, *self.appended)
         return f"{','.join(names)}\n".encode() if self.table.is_csv else b""
 
     def check(self) -> None:
@@ -87,9 +90,12 @@ class ParquetTable:
             raise self.damaged("it is another table's")
         if rows != self.rows:
             raise self.damaged(f"it has {rows:,} rows, not the {self.rows:,} of the index")
-        for column, kind in stored.kinds(self.table, self.decimals, self.appended).items():
+        for column, kind in self._kinds().items():
             if schema.get(column) != kind:
                 raise self.damaged(f"{column} is {schema.get(column)}, not {kind}")
+
+    def _kinds(self) -> Mapping[str, Any]:
+        return stored.kinds(self.table, self.columns, self.decimals, self.appended)
 
     def _compare_bytes(self) -> None:
         known, size = hashlib.sha256(), 0
@@ -143,7 +149,7 @@ class ParquetTable:
             SessionError: the file is damaged.
 
         """
-        names = [*self.table.columns, *self.appended]
+        names = [*self.columns, *self.appended]
         for rows in self._groups([pl.col(name) for name in names]):
             with self.failures_in_one_line():
                 yield stored.with_ids(rows) if stored.places_apply(self.table) else rows
@@ -178,6 +184,8 @@ class ParquetTable:
             yield rows
 
     def _column(self, name: str) -> pl.Expr:
+        if name not in self.columns:
+            return pl.repeat(None, pl.len(), dtype=self.table.columns[name]).alias(name)
         column = pl.col(name)
         return column.cast(pl.Float64) if name in self.decimals else column
 
@@ -196,7 +204,7 @@ class ParquetTable:
         return SessionError(f"{self.path} is damaged: {what}; restore the recorded file")
 
 
-def described(table: Table, decimals: Mapping[str, int], appended: Sequence[str]) -> dict[str, Any]:
+def described(table: Table, names: Sequence[str], decimals: Mapping[str, int]) -> dict[str, Any]:
     """What a file's own metadata says of it: the version, and each column's unit."""
     columns = {
         name: {
@@ -208,6 +216,6 @@ def described(table: Table, decimals: Mapping[str, int], appended: Sequence[str]
                 else {}
             ),
         }
-        for name in (*table.columns, *appended)
+        for name in names
     }
     return {"parquet_version": PARQUET_VERSION, "table": table.name, "columns": columns}

@@ -235,7 +235,7 @@ def _frame(lines: bytes, table: Table, part: Extent, columns: Sequence[str]) -> 
         return None
     if table.is_csv:
         rows = pl.scan_csv(lines, has_header=False, schema=csv_schema(table, part))
-        return rows.select(columns).collect()
+        return rows.select(of_csv(table, part, columns)).collect()
     frame = pl.read_ndjson(lines, schema={column: table.columns[column] for column in columns})
     return _as_in_csv_tables(frame)
 
@@ -256,9 +256,22 @@ def _as_in_csv(text: pl.Series) -> pl.Series:
 
 
 def csv_schema(table: Table, part: Extent) -> dict[str, type[pl.DataType] | pl.DataType]:
-    """The types of the file's columns, those included that a newer version has appended."""
+    """The types of the file's columns, those included that a newer version has appended. An older
+    one has fewer."""
     appended = range(len(table.columns), part.width)
-    return {**table.columns, **{f"appended_{number}": pl.String for number in appended}}
+    known = dict(list(table.columns.items())[: part.width])
+    return {**known, **{f"appended_{number}": pl.String for number in appended}}
+
+
+def of_csv(table: Table, part: Extent, columns: Sequence[str]) -> list[pl.Expr]:
+    """These columns of a CSV file, null where an older version did not have them."""
+    there = csv_schema(table, part)
+    return [
+        pl.col(name)
+        if name in there
+        else pl.repeat(None, pl.len(), dtype=table.columns[name]).alias(name)
+        for name in columns
+    ]
 
 
 def last_line(piece: Piece, table: Table) -> bytes:
@@ -327,6 +340,8 @@ def _width(header: bytes, piece: Piece, table: Table) -> int:
     except csv.Error:
         names = [line]
     for number, column in enumerate(table.columns):
+        if number >= len(names) and not {*table.required} - {*names}:
+            break  # It is an older version's.
         if number >= len(names) or names[number] != column:
             # In a damaged file, the header is not what is wrong.
             piece.check()

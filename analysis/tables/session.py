@@ -46,6 +46,7 @@ from analysis.tables.reading import (
     extent,
     frames,
     last_line,
+    of_csv,
     text_of,
 )
 from analysis.tables.remote import Copy
@@ -175,7 +176,7 @@ class Session:
                 skip_rows=1,
                 schema=csv_schema(known, first),
                 glob=False,
-            ).select(columns)
+            ).select(of_csv(known, first, columns))
 
         def read(
             wanted: list[str] | None, predicate: pl.Expr | None, rows: int | None, _: int | None

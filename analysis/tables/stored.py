@@ -41,19 +41,20 @@ def unit(table: Table, column: str) -> str:
 
 
 def kinds(
-    table: Table, decimals: Mapping[str, int], appended: Sequence[str] = ()
+    table: Table, columns: Sequence[str], decimals: Mapping[str, int], appended: Sequence[str] = ()
 ) -> dict[str, pl.DataType | type[pl.DataType]]:
     """The types of all columns in the file.
 
     Args:
         table: the table.
+        columns: those of the table that the file has: an older release has fewer.
         decimals: digits behind the point, of the columns that are stored as decimals.
         appended: columns of a newer release, which are stored as text.
 
     """
     known: dict[str, pl.DataType | type[pl.DataType]] = {
-        name: pl.Decimal(_DIGITS, decimals[name]) if name in decimals else kind
-        for name, kind in table.columns.items()
+        name: pl.Decimal(_DIGITS, decimals[name]) if name in decimals else table.columns[name]
+        for name in columns
     }
     return {**known, **dict.fromkeys(appended, pl.String)}
 

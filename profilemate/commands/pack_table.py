@@ -48,6 +48,7 @@ class Source:
 class _Shape:
     """How the rows are stored: what ``ParquetTable`` has under the same names."""
 
+    columns: tuple[str, ...]
     decimals: Mapping[str, int]
     appended: tuple[str, ...]
     keys: tuple[str, ...]
@@ -106,7 +107,7 @@ def pack_table(
     path = folder / table_file(table.name)
     header, shape = _shape_of(table, sources)
     counted: list[_Counted] = []
-    kinds = stored.kinds(table, shape.decimals, shape.appended)
+    kinds = stored.kinds(table, shape.columns, shape.decimals, shape.appended)
 
     def read(*_: Any) -> Iterator[pl.DataFrame]:
         for source in sources:
@@ -123,7 +124,7 @@ def pack_table(
                 yield rows.select(*kinds)
                 progress(len(text))
 
-    about = json.dumps(described(table, shape.decimals, shape.appended))
+    about = json.dumps(described(table, [*kinds], shape.decimals))
     try:
         register_io_source(read, schema=kinds).sink_parquet(
             path,
@@ -143,6 +144,7 @@ def pack_table(
             "group_rows": shape.group_rows,
             "bytes": size,
             "sha256": digest,
+            "columns": shape.columns,
             "decimals": shape.decimals,
             "appended": shape.appended,
             "keys": shape.keys,
@@ -171,12 +173,18 @@ def _shape_of(table: Table, sources: Sequence[Source]) -> tuple[bytes, _Shape]:
         first = next(chunks, b"")
         if first:
             break
-    appended: tuple[str, ...] = ()
+    columns, appended = tuple(table.columns), tuple[str, ...]()
     keys: tuple[str, ...] = ()
     if table.is_csv:
         names = header.decode(errors="replace").rstrip("\n").split(",")
-        appended = tuple(names[len(table.columns) :])
-        if names != [*table.columns, *appended] or not all(map(str.isidentifier, appended)):
+        # An older release has fewer columns, a newer one has more.
+        columns = tuple(table.columns)[: len(names)]
+        appended = tuple(names[len(columns) :])
+        if (
+            names != [*columns, *appended]
+            or not {*table.required} <= {*columns}
+            or not all(map(str.isidentifier, appended))
+        ):
             raise OtherwiseWrittenError
     elif first:
         keys = canonical.keys_of(first.partition(b"\n")[0])
@@ -184,19 +192,22 @@ def _shape_of(table: Table, sources: Sequence[Source]) -> tuple[bytes, _Shape]:
             raise OtherwiseWrittenError
     mean = len(first) // max(1, first.count(b"\n")) or 1
     group_rows = max(1024, min(MOST_ROWS_OF_A_GROUP, _GROUP_BYTES // mean))
-    return header, _Shape(_decimals(first, table, appended), appended, keys, group_rows)
+    decimals = _decimals(first, table, columns, appended)
+    return header, _Shape(columns, decimals, appended, keys, group_rows)
 
 
-def _decimals(first: bytes, table: Table, appended: Sequence[str]) -> dict[str, int]:
+def _decimals(
+    first: bytes, table: Table, columns: Sequence[str], appended: Sequence[str]
+) -> dict[str, int]:
     """Digits behind the point by column, from the first rows."""
-    floats = [name for name, kind in table.columns.items() if kind == pl.Float64]
+    floats = [name for name in columns if table.columns[name] == pl.Float64]
     if not first:
         return dict.fromkeys(floats, 6)
     with _otherwise():
         if not table.is_csv:
             numbers = pl.read_ndjson(first, schema=dict.fromkeys(floats, pl.Float64))
             return {name: 6 for name in floats if stored.is_exact(numbers[name], 6)}
-        kinds = dict.fromkeys([*table.columns, *appended], pl.String)
+        kinds = dict.fromkeys([*columns, *appended], pl.String)
         texts = pl.scan_csv(first, has_header=False, schema=kinds).select(floats).collect()
         found = {name: stored.decimals_of(texts[name]) for name in floats}
     return {name: digits for name, digits in found.items() if digits is not None}
@@ -206,7 +217,10 @@ def _rows_of(text: bytes, table: Table, shape: _Shape) -> pl.DataFrame:
     """The rows as they are stored, if their text comes back."""
     with _otherwise():
         if table.is_csv:
-            kinds = {**table.columns, **dict.fromkeys(shape.appended, pl.String)}
+            kinds = {
+                **{name: table.columns[name] for name in shape.columns},
+                **dict.fromkeys(shape.appended, pl.String),
+            }
             read = pl.scan_csv(text, has_header=False, schema=kinds).collect()
         else:
             read = pl.read_ndjson(text, schema=dict(table.columns))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import polars as pl
 import pytest
 
 from analysis import SessionError, open_session
+from analysis.tables.schema import TABLES
 from benchmarks import large_session
 from tests.analysis.builder import COLUMNS, SessionBuilder
 from tests.analysis.impossible import sound
@@ -250,3 +252,22 @@ class TestRows:
             assert opened.end_sec == 5
             rows = opened.collect("kv_cache_usage", lambda rows: rows.select("timestamp_sec"))
             assert rows.to_series().to_list() == [0, 5]
+
+    def test_a_row_of_an_older_release_that_breaks_a_rule_is_named(
+        self, session: SessionBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        more = {**TABLES["kv_cache_usage"].columns, "mood": pl.Int64}
+        newer = replace(TABLES["kv_cache_usage"], columns=more)
+        monkeypatch.setitem(TABLES, "kv_cache_usage", newer)  # type: ignore[arg-type]
+        header = COLUMNS["kv_cache_usage.csv"]
+        good = "{}.000000,50.00,50,100,50,0,1,0,0,0"
+        rows = [good.format(1), good.format(2).replace(",50,100,", ",51,100,")]
+        session.append("kv_cache_usage.csv", "\n".join([header, *rows, ""]))
+        pack(session.folder, tmp_path / "parquet")
+        for folder in (session.folder, tmp_path / "parquet"):
+            with pytest.raises(SessionError, match="line 3: held, cached and free blocks"):
+                open_session(folder).collect("kv_cache_usage", lambda rows: rows)
+
+    def test_a_header_without_a_required_column_is_none(self, session: SessionBuilder) -> None:
+        session.append("kv_cache_usage.csv", "timestamp_sec,usage_pct\n1.0,50.00\n")
+        assert_fails(invoke("summary", session.folder), "line 1: nothing where column 3 is")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import text
 
+from analysis import open_session
+from analysis.tables.schema import TABLES
 from benchmarks import large_session
 from tests.analysis.builder import SessionBuilder
 from tests.analysis.invoke import invoke
@@ -174,6 +177,49 @@ class TestTextOfSomebodyElse:
         assert index["tables"]["kv_cache_usage"]["appended"] == ["mood"]
         assert unpack(tmp_path / "parquet", tmp_path / "back") == texts(session.folder)
         assert differences(said(tmp_path / "parquet"), said(session.folder)) == []
+
+
+class TestOlderReleases:
+    """A table lacks a column that was appended since: it is null, as in the CSV file."""
+
+    @pytest.fixture
+    def older(self, session: SessionBuilder, monkeypatch: pytest.MonkeyPatch) -> SessionBuilder:
+        session.usage((0, 50), (5, 0))
+        session.requests({"timestamp": 1.5, "request_id": "a", "input_length": 3})
+        for name in ("kv_cache_usage", "requests"):
+            table = TABLES[name]
+            more = {**table.columns, "mood": pl.String, "moods": pl.Float64}
+            newer = replace(table, columns=more)
+            monkeypatch.setitem(TABLES, name, newer)  # type: ignore[arg-type]
+        return session
+
+    def test_it_is_packed_as_rows_and_comes_back(
+        self, older: SessionBuilder, tmp_path: Path
+    ) -> None:
+        index = pack(older.folder, tmp_path / "parquet")
+        assert "mood" not in index["tables"]["kv_cache_usage"]["columns"]
+        assert unpack(tmp_path / "parquet", tmp_path / "back") == texts(older.folder)
+
+    def test_one_that_was_packed_before_is_read(
+        self, session: SessionBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session.usage((0, 50), (5, 0))
+        session.requests({"timestamp": 1.5, "request_id": "a", "input_length": 3})
+        pack(session.folder, tmp_path / "parquet")
+        before = texts(session.folder)
+        for name in ("kv_cache_usage", "requests"):
+            more = {**TABLES[name].columns, "mood": pl.String, "moods": pl.List(pl.Int64)}
+            newer = replace(TABLES[name], columns=more)
+            monkeypatch.setitem(TABLES, name, newer)  # type: ignore[arg-type]
+        for folder in (session.folder, tmp_path / "parquet"):
+            opened = open_session(folder)
+            for name in ("kv_cache_usage", "requests"):
+                rows = opened.collect(name, lambda rows: rows.select("mood", "moods"))
+                assert rows["mood"].null_count() == rows.height > 0
+                assert rows["moods"].null_count() == rows.height
+                (batch,) = opened.batches(name, ["moods"], history=True)
+                assert batch["moods"].null_count() == batch.height == rows.height
+        assert unpack(tmp_path / "parquet", tmp_path / "back") == before
 
 
 class TestOtherReaders:

@@ -151,6 +151,21 @@ def graphs_between(first: Look | None, last: Look, after: Worker) -> Graphs:
     )
 
 
+def imbalance_between(first: Look | None, after: Worker) -> float | None:
+    """Tokens of the busiest expert of a layer divided by the mean of its experts, on average over
+    the layers, since the first look or since the session began; None where no token was routed."""
+    known = first.workers if first else ()
+    before = next((w.experts for w in known if w.worker == after.worker), {})
+    ratios = []
+    for layer, counts in after.experts.items():
+        earlier = before.get(layer, ())
+        earlier += (0,) * (len(counts) - len(earlier))
+        news = [now - then for now, then in zip(counts, earlier, strict=True)]
+        if sum(news):
+            ratios.append(max(news) * len(news) / sum(news))
+    return sum(ratios) / len(ratios) if ratios else None
+
+
 def cost_between(first: Look | None, last: Look, process: Process) -> Cost | None:
     """What recording took of this process between two looks, or since the session began; None
     where no time passed."""
@@ -233,7 +248,7 @@ def _goes_on(old: Look, new: Look) -> bool:
     pairs = [
         ((old.written_ns, old.until_ns), (new.written_ns, new.until_ns)),
         *((_counts(engine), _counts(engines.get(engine.engine))) for engine in old.engines),
-        *((astuple(worker), _astuple(workers.get(worker.worker))) for worker in old.workers),
+        *((_executed(worker), _executed(workers.get(worker.worker))) for worker in old.workers),
         *(
             (_costs(process), _costs(processes.get((process.role, process.rank))))
             for process in old.processes
@@ -251,8 +266,12 @@ def _counts(engine: Engine | None) -> tuple[int, ...]:
     return (*astuple(engine.counters), *engine.lifetime.counts, *engine.idle.counts)
 
 
-def _astuple(worker: Worker | None) -> tuple[int, ...]:
-    return astuple(worker) if worker else ()
+def _executed(worker: Worker | None) -> tuple[int, ...]:
+    if worker is None:
+        return ()
+    executed = worker.executions, worker.in_graph, worker.padded_tokens, worker.unpadded_tokens
+    # Layers come when they are first counted.
+    return *executed, sum(map(sum, worker.experts.values()))
 
 
 def _costs(process: Process | None) -> tuple[int, ...]:

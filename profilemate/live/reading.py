@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from analysis.errors import SessionError, unreadable
@@ -71,13 +71,15 @@ class Engine:
 
 @dataclass(frozen=True)
 class Worker:
-    """Executions of a worker that served requests. Tokens: of those that replayed a graph."""
+    """Executions of a worker that served requests. Tokens: of those that replayed a graph.
+    ``experts``: by MoE layer, tokens of each expert."""
 
     worker: int
     executions: int
     in_graph: int
     padded_tokens: int
     unpadded_tokens: int
+    experts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,7 @@ def _worker(found: totals.Worker) -> Worker:
         in_graph=sum(part["executions"] for part in replayed),
         padded_tokens=sum(part["padded_tokens"] for part in replayed),
         unpadded_tokens=sum(part["unpadded_tokens"] for part in replayed),
+        experts={layer["layer"]: tuple(layer["by_expert"]) for layer in found.get("experts", ())},
     )
 
 

@@ -21,7 +21,14 @@ from profilemate.live.holders import Holder
 from profilemate.live.prefixes import Hottest, Prefix
 from profilemate.live.rates import Figures, Graphs, Median
 from profilemate.live.waiting import WORDS
-from profilemate.live.watching import RUNNING, EngineView, ProcessView, SnapshotsView, View
+from profilemate.live.watching import (
+    RUNNING,
+    EngineView,
+    ProcessView,
+    SnapshotsView,
+    View,
+    WorkerView,
+)
 
 ORDERS: dict[str, Callable[[EngineView], float]] = {
     "number": lambda engine: engine.engine,
@@ -278,6 +285,8 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
             known = window if window is not None and window.executions else None
             words = f"{_graphs(known)} (run: {_graphs(run)})" if known else _graphs(run)
             yield f"Graphs, worker {worker.worker}", words
+        if worker.run_expert_imbalance is not None:
+            yield f"Experts, worker {worker.worker}", _experts(worker)
     for gpu in view.gpus:
         busy = "" if gpu.utilization_pct is None else f", {gpu.utilization_pct} % busy"
         total = byte_size(gpu.used_bytes + gpu.free_bytes)
@@ -324,6 +333,13 @@ def _cost(process: ProcessView) -> str:
 
 def _graphs(of: Graphs) -> str:
     return f"{share(of.in_graph)} in a graph, {share(of.padding)} padding"
+
+
+def _experts(worker: WorkerView) -> str:
+    run = f"{worker.run_expert_imbalance:.2f}"
+    if worker.expert_imbalance is None:
+        return f"the busiest has {run} times the mean"
+    return f"the busiest has {worker.expert_imbalance:.2f} times the mean (run: {run})"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_width: int = 0) -> list[Text]:

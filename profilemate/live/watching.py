@@ -64,11 +64,16 @@ class EngineView:
 
 @dataclass(frozen=True)
 class WorkerView:
-    """A worker's executions in the longest window, and since the session began."""
+    """A worker's executions in the longest window, and since the session began.
+    ``expert_imbalance``: tokens of a layer's busiest expert, divided by the mean of its experts, on
+    average over the layers, in that window; ``run_expert_imbalance`` since the session began. None
+    where no expert was counted then."""
 
     worker: int
     window: rates.Graphs | None
     run: rates.Graphs
+    expert_imbalance: float | None
+    run_expert_imbalance: float | None
 
 
 @dataclass(frozen=True)
@@ -303,6 +308,8 @@ def _workers(last: Look, windows: list[tuple[Look, Look]]) -> list[WorkerView]:
             worker=worker.worker,
             window=rates.graphs_between(first, last, worker) if first else None,
             run=rates.graphs_between(None, last, worker),
+            expert_imbalance=rates.imbalance_between(first, worker) if first else None,
+            run_expert_imbalance=rates.imbalance_between(None, worker),
         )
         for worker in last.workers
     ]

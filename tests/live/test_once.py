@@ -232,3 +232,17 @@ def test_it_writes_nothing(live: Running) -> None:
     assert {path: (info.st_mtime_ns, info.st_size) for path, info in before.items()} == {
         path: (info.st_mtime_ns, info.st_size) for path, info in after.items()
     }
+
+
+def test_how_uneven_experts_are(tmp_path: Path) -> None:
+    (worker,) = totals()["workers"]
+    layers = [
+        {"layer": 0, "routed_tokens": 8, "by_expert": [10, 6]},
+        {"layer": 1, "routed_tokens": 4, "by_expert": [5, 3]},
+    ]
+    folder = write(tmp_path / "session_1", totals(workers=[{**worker, "experts": layers}]))
+    (folder / "metadata.json").write_text('{"format_version": 1}')
+    shown = once(folder).stdout
+    assert re.search(r"Experts, worker 2 +the busiest has 1\.25 times the mean", shown)
+    (found,) = json.loads(once("--json", folder).stdout)["sessions"][0]["workers"]
+    assert (found["expert_imbalance"], found["run_expert_imbalance"]) == (None, 1.25)

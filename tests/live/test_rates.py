@@ -20,6 +20,7 @@ from profilemate.live.rates import (
     between,
     cost_between,
     graphs_between,
+    imbalance_between,
     median,
     of_run,
     seconds_between,
@@ -154,6 +155,17 @@ def test_graphs_by_hand() -> None:
     assert graphs_between(None, last, last.workers[0]) == Graphs(10.0, 30, 0.6, 36 / 164)
     nothing = Worker(0, 0, 0, 0, 0)
     assert graphs_between(None, last, nothing) == Graphs(10.0, 0, None, None)
+
+
+def test_experts_by_hand() -> None:
+    first = look_at(0, workers=(Worker(0, 0, 0, 0, 0, {0: (10, 0), 1: (2, 2)}),))
+    last = Worker(0, 0, 0, 0, 0, {0: (10, 6), 1: (5, 3), 2: (0, 0)})
+    # Since then 0 and 6, and 3 and 1: the busiest have twice and one and a half times the mean.
+    assert imbalance_between(first, last) == (2 + 1.5) / 2
+    # In all 10 and 6, and 5 and 3.
+    assert imbalance_between(None, last) == 1.25
+    assert imbalance_between(first, first.workers[0]) is None
+    assert imbalance_between(None, Worker(0, 9, 9, 9, 9)) is None
 
 
 def test_cost_by_hand() -> None:

@@ -16,6 +16,7 @@ import sys
 import traceback
 from typing import NoReturn
 
+from profilemate.installing import pip_install
 from profilemate.messages import say
 
 TRACEBACK = "PROFILEMATE_TRACEBACK"
@@ -101,7 +102,7 @@ def _missing(error: BaseException) -> str | None:
         return None
     package = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(package)
-    return extra and f"{package} is not installed: pip install 'profilemate[{extra}]'"
+    return extra and f"{package} is not installed: {pip_install(extra)}"
 
 
 def _unexpected(error: BaseException) -> str:

@@ -153,11 +153,15 @@ def _preempted(summary: Summary) -> Iterator[Finding]:
     itself = f", {preempted.by_itself:,} of them by themselves" if preempted.by_itself else ""
     put_off = preempted.parked.put_off_steps
     late = f"; {counted(put_off, 'step')} put running requests off" if put_off else ""
+    cost = "what they cost is not known, as none of these requests came back and has ended"
+    if preempted.recomputed_tokens is not None:
+        cost = (
+            f"{preempted.recomputed_tokens:,} tokens ({share(preempted.tax)}) were computed again, "
+            f"and requests lost {seconds(preempted.lost_sec)}"
+        )
     yield Finding(
         section=sections.PREEMPTIONS,
-        says=f"{counted(preempted.count, 'preemption')}{itself}: "
-        f"{preempted.recomputed_tokens:,} tokens ({share(preempted.tax)}) were computed again, and "
-        f"requests lost {seconds(preempted.lost_sec)}{late}",
+        says=f"{counted(preempted.count, 'preemption')}{itself}: {cost}{late}",
         share=preempted.tax,
         tokens=preempted.recomputed_tokens,
         seconds=preempted.lost_sec,

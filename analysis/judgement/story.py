@@ -116,10 +116,10 @@ def _preemptions(summary: Summary) -> Iterator[str]:
     if not preempted.count:
         return
     tax = "" if preempted.tax is None else f", {share(preempted.tax)} of all that was computed"
-    yield (
-        f"Running requests were preempted {counted(preempted.count, 'time')}, and "
-        f"{preempted.recomputed_tokens:,} tokens were computed again because of it{tax}."
-    )
+    again = "what that cost is not known"
+    if preempted.recomputed_tokens is not None:
+        again = f"{preempted.recomputed_tokens:,} tokens were computed again because of it{tax}"
+    yield f"Running requests were preempted {counted(preempted.count, 'time')}, and {again}."
 
 
 def _requests(summary: Summary) -> Iterator[str]:

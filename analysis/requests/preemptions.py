@@ -95,7 +95,8 @@ class Preemptions:
     ``resumed``: preemptions after which the request was admitted again and has ended since. All
     that follows is about these. ``recomputed_tokens``: tokens computed again because of them;
     ``tax``: the share of these in the ``scheduled_tokens`` of all steps, from 0 to 1.
-    ``lost_sec``: the sum over the requests. ``costliest``: those with most recomputed tokens.
+    ``lost_sec``: the sum over the requests. These three are None where requests were preempted and
+    none of them is known to have come back. ``costliest``: those with most recomputed tokens.
     ``by_itself``: how many made room for the victim itself; ``livelocks``: the requests that this
     happened to most often. ``parked``: blocks that did not come free at once.
     """
@@ -103,10 +104,10 @@ class Preemptions:
     count: int
     steps: int
     resumed: int
-    recomputed_tokens: int
+    recomputed_tokens: int | None
     scheduled_tokens: int
     tax: float | None
-    lost_sec: float
+    lost_sec: float | None
     costliest: tuple[Preemption, ...]
     by_itself: int
     livelocks: tuple[ByItself, ...]
@@ -230,7 +231,8 @@ def measure(
 
     """
     scheduled = steps.scheduled_tokens
-    recomputed = int(priced["recomputed"].sum())
+    is_known = bool(priced.height) or not steps.preempted
+    recomputed = int(priced["recomputed"].sum()) if is_known else None
     own = priced.filter("by_itself")
     return Preemptions(
         count=steps.preempted,
@@ -238,8 +240,8 @@ def measure(
         resumed=priced.height,
         recomputed_tokens=recomputed,
         scheduled_tokens=scheduled,
-        tax=recomputed / scheduled if scheduled else None,
-        lost_sec=float(priced["lost_sec"].sum()),
+        tax=recomputed / scheduled if scheduled and recomputed is not None else None,
+        lost_sec=float(priced["lost_sec"].sum()) if is_known else None,
         costliest=tuple(
             Preemption(
                 request_id=row["request_id"],

@@ -175,9 +175,14 @@ def _refuse_slips(options: CheckOptions) -> None:
         raise RuleError("nothing to check; give --fail-if 'MEASURE<LIMIT' or --baseline SESSION")
     if options.baseline is None and (options.measure or options.tolerance):
         raise RuleError("--measure and --tolerance need --baseline SESSION")
-    for rule in options.fail_if or ():
-        check.rule(rule)
-    check.directed(options.measure or ())
+    asked = [check.rule(rule).measure for rule in options.fail_if or ()]
+    named = check.directed(options.measure) if options.measure else []
+    for measure in (*asked, *named):
+        if "{label=" in measure.name and options.labels is None:
+            raise RuleError(
+                f"{measure.name} is of a label; say with --labels FILE which requests have it, "
+                "with lines of 'name = regex'"
+            )
 
 
 def _opened(path: Path | None, options: CheckOptions) -> Session:

@@ -25,7 +25,7 @@ from profilemate.commands.shared.options import (
 )
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show_line
-from profilemate.commands.shared.values import whole
+from profilemate.commands.shared.values import count
 from profilemate.messages import say
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class LoadOptions:
         typer.Option(
             "--tokens-per-id",
             metavar="TOKENS",
-            parser=whole,
+            parser=count,
             help="Tokens that an id stands for. Default: the recorded block size; 512 for "
             "mooncake.",
             show_default=False,

@@ -14,6 +14,7 @@ from analysis.errors import SessionError
 from profilemate.commands.shared.options import AsJson
 from profilemate.commands.shared.stdout import show_line
 from profilemate.commands.shared.values import folder, seconds
+from profilemate.installing import pip_install
 
 SHORTEST_SEC, LONGEST_SEC = 0.2, 3600.0
 
@@ -112,7 +113,7 @@ def _watch(sessions: list[Path], every: float) -> int:
         if (error.name or "").partition(".")[0] != "textual":
             raise
         raise SessionError(
-            "textual is not installed: pip install 'profilemate[analysis]'; "
+            f"textual is not installed: {pip_install('analysis')}; "
             "--once prints one frame without it"
         ) from None
     LiveApp(sessions, every).run()

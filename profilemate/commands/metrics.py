@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from analysis.errors import SessionError
 from profilemate.commands.shared.options import SessionArgument
 from profilemate.commands.shared.stdout import show_line
+from profilemate.installing import pip_install
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,6 @@ def metrics(options: MetricsOptions) -> int:
     try:
         from profilemate.metrics import exposition
     except ImportError:
-        raise SessionError(
-            "metrics need prometheus-client: pip install 'profilemate[analysis]'"
-        ) from None
+        raise SessionError(f"metrics need prometheus-client: {pip_install('analysis')}") from None
     show_line(exposition.render(found).decode().rstrip("\n"))
     return 0

@@ -53,7 +53,7 @@ class SummaryOptions:
         ),
     ] = False
     by: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--by",
             metavar="KEY",
@@ -103,8 +103,10 @@ def summary(options: SummaryOptions) -> int:
     from analysis.renderers.text import screen
     from analysis.renderers.text import summary as text
 
-    if options.by is not None:
-        return _by_whom(options, options.by)
+    if options.by:
+        if len(options.by) > 1:
+            raise RuleError(f"--by {' --by '.join(options.by)}: one kind of key at a time")
+        return _by_whom(options, options.by[0])
     if options.every:
         return _together(options)
     session = opened(options.session, options, options.labels)

@@ -14,7 +14,7 @@ from analysis.errors import RuleError
 from profilemate.commands import sweep_files
 from profilemate.commands.shared.options import AsJson
 from profilemate.commands.shared.stdout import show
-from profilemate.commands.shared.values import seconds, whole
+from profilemate.commands.shared.values import count, seconds
 from profilemate.messages import say
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class SweepOptions:
         typer.Option(
             "--repeat",
             metavar="N",
-            parser=whole,
+            parser=count,
             help="Run each combination N times. Default: once.",
             show_default=False,
         ),
@@ -103,7 +103,7 @@ class SweepOptions:
         typer.Option(
             "--baseline-batch",
             metavar="N",
-            parser=whole,
+            parser=count,
             help="Prompts that the baseline answers at once. Default: 8.",
             show_default=False,
         ),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profilemate.commands.shared.files import write
+from profilemate.installing import pip_install
 from profilemate.messages import say
 
 if TYPE_CHECKING:
@@ -33,6 +34,6 @@ def write_all(directory: Path, found: Sweep) -> None:
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise
-        say("no chart: plotly is not installed; pip install 'profilemate[report]'")
+        say(f"no chart: plotly is not installed; {pip_install('report')}")
         return
     write(directory / CHART, page.render(found))

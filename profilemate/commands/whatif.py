@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.errors import RuleError
+from analysis.errors import RuleError, SessionError
 from profilemate.commands import whatif_exact, whatif_fast
 from profilemate.commands.shared import traces
 from profilemate.commands.shared.options import (
@@ -23,7 +23,7 @@ from profilemate.commands.shared.options import (
 )
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show
-from profilemate.commands.shared.values import folder, whole
+from profilemate.commands.shared.values import count, folder
 
 if TYPE_CHECKING:
     from analysis.tables.session import Session
@@ -182,7 +182,7 @@ class WhatifOptions:
         typer.Option(
             "--tokens-per-id",
             metavar="TOKENS",
-            parser=whole,
+            parser=count,
             help="Tokens that an id of a trace stands for. Default: what its lengths prove.",
             show_default=False,
         ),
@@ -222,6 +222,8 @@ def whatif(options: WhatifOptions) -> int:
       profilemate whatif SESSION --max-num-seqs 64,128 --prefix-caching off
       profilemate whatif SESSION --max-num-batched-tokens 2048,8192
       profilemate whatif SESSION --host-gib 8,32 --host-bandwidth 50
+      profilemate whatif SESSION --users 8,each
+                                      users that wait for their answers
       profilemate whatif SESSION --fast
                                       from a quarter to 16 times the pool
       profilemate whatif trace.jsonl --blocks 4000,16000 --step-ms 25
@@ -306,5 +308,10 @@ def _requests(options: WhatifOptions) -> tuple[Session | None, Workload]:
             options.after.sec, options.requests_after, last_half=options.last_half
         )
     traces.for_sessions_no_option(tokens_per_id=options.tokens_per_id, time_unit=options.time_unit)
+    # Other places than folders have a scheme.
+    if source is not None and ":/" not in str(source) and not source.exists():
+        raise SessionError(
+            f"there is no {source}; name a session's folder, one of sessions, or a trace's file"
+        )
     session = opened(source, options)
     return session, workload.of_session(session)

@@ -23,6 +23,7 @@ from analysis.plan.built import Built, Held
 from analysis.plan.groups import Group, Layout
 from profilemate.simulation.memory import SeveralSizesError, bytes_per_block, deciding
 from profilemate.simulation.missing import stand_in, tolerated
+from profilemate.simulation.words import said
 
 AVX512_BF16 = ("cpu-avx512-bf16", "cpu-amx")
 """Platforms whose processor has it."""
@@ -545,12 +546,9 @@ def _take_sparse_attention(here: Any) -> None:
 
 def line(error: BaseException) -> str:
     """The error's text in one line."""
-    said = " ".join(str(error).split())
-    if not said:
+    text = said(error)
+    if not text:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-        said = f"{type(error).__name__}{where}"
-    # pydantic's errors begin with how many there are, and end with where to read about them.
-    said = said.partition("Value error, ")[2] or said
-    said = said.partition(" [type=")[0]
-    return said if len(said) <= 250 else f"{said[:247]}..."
+        text = f"{type(error).__name__}{where}"
+    return text if len(text) <= 250 else f"{text[:247]}..."

@@ -17,6 +17,7 @@ from analysis.errors import RuleError
 from analysis.plan.groups import Group, Layout, described
 from analysis.plan.specs import Spec, Stage
 from profilemate.simulation.memory import SeveralSizesError, bytes_per_block, deciding
+from profilemate.simulation.words import said
 
 
 class NoVllmError(Exception):
@@ -141,4 +142,4 @@ def _settings() -> Any:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return said(error) or type(error).__name__

@@ -26,6 +26,7 @@ from analysis.whatif.configuration import Configuration
 from analysis.whatif.prefixes import Prefixes
 from analysis.whatif.workload import Workload
 from profilemate.simulation.figures import Figures
+from profilemate.simulation.words import said
 
 PROGRESS_SEC = 0.2
 
@@ -184,6 +185,8 @@ def _vllm() -> str:
 
 
 def _reason(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    name, text = type(error).__name__, said(error)
+    # Of pydantic's errors only what vLLM itself says is left.
+    if name != "ValidationError":
+        text = f"{name}: {text}" if text else name
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 3]}..."

@@ -318,6 +318,7 @@ class TestCommand:
             (("--by", "label"), "needs --labels FILE"),
             (("--by", "lora", "--all"), "leave out --all and --full"),
             (("--by", "lora", "--full"), "leave out --all and --full"),
+            (("--by", "lora", "--by", "salt"), "--by lora --by salt: one kind of key at a time"),
         ],
     )
     def test_what_makes_no_sense_is_one_line(

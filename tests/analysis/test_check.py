@@ -327,6 +327,9 @@ class TestCommand:
         fails("need --baseline", folder, "--fail-if", "evictions>0", "--measure", "evictions")
         fails("has no direction", folder, "--baseline", folder, "--measure", "usage_mean")
         fails("nothing is left of", folder, "--fail-if", "evictions>0", "--after", "10s")
+        of_label = "hit_rate{label=chat} is of a label; say with --labels FILE"
+        fails(of_label, folder, "--fail-if", "hit_rate{label=chat}<0.4")
+        fails(of_label, folder, "--baseline", folder, "--measure", "hit_rate{label=chat}")
 
     def test_nothing_is_no_pass(self, session: SessionBuilder, tmp_path: Path) -> None:
         rule = ["--fail-if", "evictions>0"]

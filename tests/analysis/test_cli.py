@@ -234,7 +234,7 @@ def test_what_is_not_installed_is_named(tmp_path: Path, module: str) -> None:
         "runpy.run_module('analysis', run_name='__main__', alter_sys=True)"
     )
     result = run(["-c", program], VLLM_PROFILING_DIR=str(SessionBuilder(tmp_path / "s").folder))
-    assert_fails(result, f"{module} is not installed: pip install 'profilemate[analysis]'")
+    assert_fails(result, f"{module} is not installed: pip install '{ROOT}[analysis]'")
 
 
 def test_a_reader_that_goes_away_is_no_error(used: SessionBuilder) -> None:

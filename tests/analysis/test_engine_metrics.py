@@ -21,6 +21,8 @@ from analysis.renderers.text import engine_metrics as text
 from tests.analysis.builder import METADATA, SessionBuilder
 from tests.analysis.test_json import keys
 
+ROOT = Path(__file__).parents[2]
+
 DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "engine-metrics.md"
 BEGAN = 1769860800.0
 """2026-01-31T12:00:00Z, when the builder's session began; it lasts 10 s."""
@@ -498,7 +500,7 @@ def test_a_missing_parser_is_one_line(session: SessionBuilder, tmp_path: Path) -
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "profilemate: prometheus_client is not installed: pip install 'profilemate[analysis]'\n"
+        f"profilemate: prometheus_client is not installed: pip install '{ROOT}[analysis]'\n"
     )
 
 

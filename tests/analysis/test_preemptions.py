@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from analysis import Summary, open_session, summarize
+from analysis import Summary, measures, open_session, summarize
+from analysis.judgement.story import sentences
+from analysis.renderers.text import screen
 from analysis.renderers.text import summary as text
 from analysis.requests.preemptions import ByItself
+from analysis.wording.sections import PREEMPTIONS
 from tests.analysis.builder import SessionBuilder
 
 
@@ -227,3 +231,19 @@ def test_a_session_without_preemptions_has_no_bill(session: SessionBuilder) -> N
     found = summary_of(session).preemptions
     assert (found.count, found.resumed, found.tax, found.costliest) == (0, 0, None, ())
     assert "preemption bill" not in text.render(summary_of(session))
+
+
+def test_without_requests_that_ended_the_cost_is_not_known(session: SessionBuilder) -> None:
+    victim_of_another(session)
+    (session.folder / "requests.jsonl").write_text("")
+    found = summary_of(session)
+    bill = found.preemptions
+    assert (bill.count, bill.resumed, bill.scheduled_tokens) == (1, 0, 235)
+    assert (bill.recomputed_tokens, bill.tax, bill.lost_sec) == (None, None, None)
+    assert measures.by_name("preemption_tokens").of(found) is None
+    (said,) = (one for one in found.findings if one.section == PREEMPTIONS)
+    assert said.tokens is None
+    for rendered in (text.render(found), screen.render(found), " ".join(sentences(found))):
+        shown = " ".join(rendered.split())
+        assert not re.search(r"\b0 tokens (\(|were computed again)", shown)
+        assert "cost is not known" in shown

@@ -302,6 +302,9 @@ class TestCommand:
             result = invoke("summary", session.folder, f"--requests-after={wrong}")
             assert (result.returncode, result.stdout) == (2, "")
             assert "is not a whole number; write 0, 1, 2 or more" in " ".join(result.stderr.split())
+        # There is no period 0.
+        result = invoke("summary", session.folder, "--period=first")
+        assert "is not a whole number; write 1, 2, 3 or more" in " ".join(result.stderr.split())
 
 
 def test_the_request_at_which_the_window_begins_is_in_all_of_it(session: SessionBuilder) -> None:

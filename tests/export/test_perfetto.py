@@ -222,7 +222,7 @@ def test_the_file_is_there_whole_or_not_at_all(session: SessionBuilder) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--requests", "A,nobody"), "has no request 'nobody' that ended"),
+        (("--requests", "A,nobody"), "has no request 'nobody' that ended, and none whose id"),
         (("--window", "11s:12s"), "it ended after 10 s, and the window begins at 11 s"),
         (("-o", "/dev/null"), "it is a device or a pipe"),
         (("--torch", "nowhere.json"), "cannot read nowhere.json: No such file"),
@@ -234,6 +234,22 @@ def test_what_cannot_be_done_is_one_line(
     stories.swept(session)
     assert_fails(invoke("export", "perfetto", session.folder, *options), says)
     assert not (session.folder / "trace.pftrace").exists()
+
+
+def test_the_beginning_of_an_id_will_do(session: SessionBuilder) -> None:
+    _, row = stories.request("A", 1, 2, 50, [1, 2, 3], 0)
+    ids = ["chatcmpl-17-aa", "chatcmpl-1", *(f"chatcmpl-2{number}" for number in range(7))]
+    session.requests(*({**row, "request_id": name} for name in ids))
+
+    def named(text: str) -> list[str]:
+        return [one.track[-1] for one in exported(session, "--requests", text).named("request")]
+
+    assert named("chatcmpl-17") == ["chatcmpl-17-aa"]
+    # A whole id is no beginning of another one.
+    assert named("chatcmpl-1,chatcmpl-26") == ["chatcmpl-1", "chatcmpl-26"]
+    near = ", ".join(f"'chatcmpl-2{number}'" for number in range(5))
+    says = f"the ids of 7 requests begin with 'chatcmpl-2'; give more of one of them: {near} …"
+    assert_fails(invoke("export", "perfetto", session.folder, "--requests", "chatcmpl-2"), says)
 
 
 @pytest.mark.parametrize("text", ["5", "5s:2s", ":", "x:2s"])

@@ -363,7 +363,7 @@ main()
 
     without = said()
     assert without.returncode == 2
-    assert "pip install 'profilemate[analysis]'; --once prints one frame" in without.stderr
+    assert f"pip install '{ROOT}[analysis]'; --once prints one frame" in without.stderr
     assert without.stderr.count("\n") == 1
     assert "Engine 4" in said("--once", "--interval", "0.2").stdout
     assert invoke("live", "--help").returncode == 0

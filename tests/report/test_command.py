@@ -223,7 +223,7 @@ def test_without_plotly_it_says_what_to_install(used: SessionBuilder) -> None:
         capture_output=True,
         text=True,
     )
-    assert_refused(result, "plotly is not installed: pip install 'profilemate[report]'")
+    assert_refused(result, f"plotly is not installed: pip install '{ROOT}[report]'")
 
 
 def test_help_teaches_in_80_columns() -> None:

@@ -16,6 +16,7 @@ from analysis.errors import RuleError
 from analysis.whatif.configuration import users
 from analysis.whatif.users import EACH, turns
 from analysis.whatif.workload import read_workload
+from analysis.wording.formats import seconds
 from profilemate.simulation.coming import Coming
 from tests.analysis.invoke import invoke
 from tests.support.scheduler import ANSWER, RequestMaker, tokens
@@ -191,5 +192,13 @@ def test_the_command_says_who_asked(tmp_path: Path) -> None:
     # One after the other, or beside each other.
     alone, beside = (one["span_sec"] for one in found["outcomes"])
     assert alone > beside
+    said = invoke("whatif", path, "--blocks=100", "--users=1,each", "--jobs=1").stdout
+    (head,) = (line for line in said.splitlines() if "queue mean" in line)
+    assert head.split()[-1] == "time"
+    for label, span in (("1 user", alone), ("a user each", beside)):
+        (row,) = (line for line in said.splitlines() if label in line and "simulated" not in line)
+        assert row.endswith(seconds(span))
+    # The first line has the path.
+    assert all(len(line) <= 80 for line in said.splitlines()[1:])
     refused = invoke("whatif", path, "--blocks=100", "--users=0")
     assert (refused.returncode, "--users: 0 users send nothing" in refused.stderr) == (2, True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -151,7 +152,11 @@ def _compared(found: Simulated) -> Iterator[Line]:
 
 
 def _scheduling(found: Simulated) -> Iterator[Line]:
-    heads = ("", "preempted", "recomputed", "steps", "queue mean", "p99")
+    heads: tuple[str, ...] = ("", "preempted", "recomputed", "steps", "queue mean", "p99")
+    # Users that wait ask sooner where answers come sooner; any others ask when they asked.
+    with_time = any(_USERS.search(outcome.label) for outcome in found.outcomes)
+    if with_time:
+        heads = (*heads, "time")
     rows = [
         (
             shortened(outcome.label, _LABEL),
@@ -160,11 +165,16 @@ def _scheduling(found: Simulated) -> Iterator[Line]:
             number(outcome.steps),
             seconds(outcome.queue_mean_sec),
             seconds(outcome.queue_p99_sec),
+            *([seconds(outcome.span_sec)] if with_time else []),
         )
         for outcome in _rows(found)
     ]
     if rows:
         yield from table(heads, rows)
+
+
+_USERS = re.compile(r"\busers?\b")
+"""In the label of a configuration with users that wait."""
 
 
 def _truth(found: Simulated) -> Iterator[Line]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from profilemate.commands.shared.values import Moment, folder, moment, whole
+from profilemate.commands.shared.values import Moment, count, folder, moment, whole
 
 if TYPE_CHECKING:
     from analysis.tables.session import Session
@@ -53,7 +53,7 @@ Period = Annotated[
     typer.Option(
         "--period",
         metavar="N",
-        parser=whole,
+        parser=count,
         help="Of a recording that was paused: the N-th part between two pauses. "
         "Default: the last one.",
         show_default=False,

@@ -74,6 +74,18 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """As ``whole``, for what is refused afterwards where it is 0, in words of its own.
+
+    >>> count("12")
+    12
+    """
+    try:
+        return whole(text)
+    except typer.BadParameter:
+        raise typer.BadParameter(f"{text!r} is not a whole number; write 1, 2, 3 or more") from None
+
+
 def share(text: str) -> float:
     """A share, as per cent or as a number: 5%, 0.05.
 

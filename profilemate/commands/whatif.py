@@ -311,7 +311,8 @@ def _requests(options: WhatifOptions) -> tuple[Session | None, Workload]:
     # Other places than folders have a scheme.
     if source is not None and ":/" not in str(source) and not source.exists():
         raise SessionError(
-            f"there is no {source}; name a session's folder, one of sessions, or a trace's file"
+            f"there is no folder or file {source}; name a session's folder, one of sessions, or a "
+            "trace's"
         )
     session = opened(source, options)
     return session, workload.of_session(session)

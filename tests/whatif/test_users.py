@@ -193,7 +193,7 @@ def test_the_command_says_who_asked(tmp_path: Path) -> None:
     alone, beside = (one["span_sec"] for one in found["outcomes"])
     assert alone > beside
     said = invoke("whatif", path, "--blocks=100", "--users=1,each", "--jobs=1").stdout
-    (head,) = (line for line in said.splitlines() if "queue mean" in line)
+    (head,) = (line for line in said.splitlines() if "queued" in line)
     assert head.split()[-1] == "time"
     for label, span in (("1 user", alone), ("a user each", beside)):
         (row,) = (line for line in said.splitlines() if label in line and "simulated" not in line)

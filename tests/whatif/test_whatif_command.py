@@ -143,7 +143,7 @@ def test_wrong_sources_are_one_line(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0}\n')
     for source, said in (
-        (tmp_path / "none", "none; name a session's folder, one of sessions, or a trace's file"),
+        (tmp_path / "none", "none; name a session's folder, one of sessions, or a trace's"),
         (trace, "line 1"),
     ):
         result = invoke("whatif", source)

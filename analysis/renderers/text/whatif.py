@@ -156,7 +156,7 @@ def _scheduling(found: Simulated) -> Iterator[Line]:
     # Users that wait ask sooner where answers come sooner; any others ask when they asked.
     with_time = any(_USERS.search(outcome.label) for outcome in found.outcomes)
     if with_time:
-        heads = (*heads, "time")
+        heads = ("", "preempted", "recomputed", "steps", "queued", "p99", "time")
     rows = [
         (
             shortened(outcome.label, _LABEL),

@@ -30,6 +30,9 @@ TRIES = 4
 LOOK_SEC = 0.5
 """How long a wait for results may keep an interrupt waiting."""
 
+CANCELLED_SEC = 10
+"""How long tasks that are given up may take to end."""
+
 LONGEST_REASON = 400
 
 MISSING = "--ray needs Ray, which is not installed; pip install 'profilemate[ray]'"
@@ -131,7 +134,19 @@ def run(
         for one in pending:
             with suppress(Exception):
                 ray.cancel(one)
+        if pending:
+            # What they started is to end before the processes do.
+            ray.wait(pending, num_returns=len(pending), timeout=CANCELLED_SEC)
     return [results[number] for number in range(len(items))]
+
+
+def most_gpus() -> float:
+    """The GPUs of the machine that has the most."""
+    import ray
+
+    return max(
+        (node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0
+    )
 
 
 def _result(ray: Any, reference: Any) -> Any:

@@ -108,6 +108,26 @@ class SweepOptions:
             show_default=False,
         ),
     ] = 8
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Make the runs on the machines of this Ray cluster, as many at once as there is "
+            "room for: host:port, or auto.",
+            show_default=False,
+        ),
+    ] = None
+    gpus_per_run: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus-per-run",
+            metavar="N",
+            parser=whole,
+            help="With --ray: the GPUs that each run needs, all on one machine. Default: 1.",
+            show_default=False,
+        ),
+    ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print each run's command, and run nothing.")
     ] = False
@@ -129,6 +149,8 @@ def sweep(options: SweepOptions) -> int:
       profilemate sweep --repeat 3 --baseline hf -o lab --set max-num-seqs=1,16 \\
           -- vllm bench throughput --model MODEL --input-len 512
       profilemate sweep -o lab ... -- vllm bench ...     goes on where it stopped
+      profilemate sweep --ray auto --gpus-per-run 2 --set max-num-seqs=64,256 \\
+          -- vllm bench throughput --model MODEL --tensor-parallel-size 2
       profilemate sweep --set max-num-seqs=4,8 -- sh serve-and-bench.sh
 
     \b
@@ -181,6 +203,8 @@ def _plan(options: SweepOptions) -> Plan:
         raise RuleError(f"--baseline {baseline} is not known; give {' or '.join(baselines.KINDS)}")
     if not 1 <= repeat <= MOST_REPEATS:
         raise RuleError(f"--repeat is {repeat}; give a number from 1 to {MOST_REPEATS}")
+    if options.gpus_per_run is not None and options.ray is None:
+        raise RuleError("--gpus-per-run says what a run takes of a cluster; give --ray, too")
     if options.baseline_batch < 1:
         raise RuleError("--baseline-batch is 0; give a number from 1 on")
     combinations = settings.combinations(options.sets or (), options.listed)
@@ -207,6 +231,9 @@ def _make_runs(plan: Plan, directory: Path, lock: int, options: SweepOptions) ->
     interrupts = running.Interrupts()
     try:
         with interrupts.caught():
+            if options.ray is not None:
+                _on_cluster(plan, directory, options, options.ray)
+                return
             sweeping.sweep(
                 plan,
                 directory,
@@ -220,3 +247,16 @@ def _make_runs(plan: Plan, directory: Path, lock: int, options: SweepOptions) ->
             f"cannot go on in {directory}: {error.strerror or error}; mend that, and repeat the "
             f"command with --output {directory}"
         ) from None
+
+
+def _on_cluster(plan: Plan, directory: Path, options: SweepOptions, address: str) -> None:
+    from profilemate.sweep import on_cluster
+
+    gpus = 1 if options.gpus_per_run is None else options.gpus_per_run
+    on_cluster.sweep(
+        on_cluster.Where(address, gpus),
+        plan,
+        directory,
+        time_limit=options.timeout or None,
+        retry_failed=options.retry_failed,
+    )

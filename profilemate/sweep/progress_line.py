@@ -30,10 +30,7 @@ class Progress:
 
     def begin(self, number: int, name: str, left: int) -> None:
         """Run ``number`` begins; ``left`` counts it and what comes after it."""
-        shown = printable(name)
-        if len(shown) > _LONGEST_NAME:
-            shown = f"{shown[: _LONGEST_NAME - 3]}..."
-        self._head = f"[{number}/{self.total}] {shown}"
+        self._head = f"[{number}/{self.total}] {_short(name)}"
         self._left = left
         if sys.stderr.isatty():
             from rich.console import Console
@@ -54,6 +51,10 @@ class Progress:
         self.seconds.append(seconds)
         _say(f"{self._head}: {outcome}, {_clock(seconds)}")
 
+    def ended(self, number: int, name: str, seconds: float, outcome: str) -> None:
+        """A run has ended that this machine did not make."""
+        _say(f"[{number}/{self.total}] {_short(name)}: {outcome}, {_clock(seconds)}")
+
     def stop(self) -> None:
         """No run is going on."""
         if self._status is not None:
@@ -65,6 +66,11 @@ class Progress:
             return ""
         left = statistics.mean(self.seconds) * self._left - seconds
         return f"(about {_clock(max(1.0, left))} left)"
+
+
+def _short(name: str) -> str:
+    shown = printable(name)
+    return shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 3]}..."
 
 
 def _clock(seconds: float) -> str:

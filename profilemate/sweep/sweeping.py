@@ -8,7 +8,7 @@ import shlex
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from profilemate.sweep.running import Ended, Interrupts
 _ELSEWHERE = (config.SWITCH, config.ENABLE_SWITCH, config.SESSION, config.FAILED)
 """Variables of the caller's shell that would send a run's session elsewhere, or keep it from being
 recorded."""
+
+
+_OF_RAY = ("RAY_", "OMP_NUM_THREADS")
 
 
 def sweep(
@@ -41,17 +44,24 @@ def sweep(
     """
     runs = list(plan.runs(directory))
     done = {run.folder: folder.result_of(run) for run in runs}
-    pending = [run for run in runs if _is_pending(done[run.folder], retry_failed)]
+    pending = to_make(runs, retry_failed=retry_failed)
     known = [number(each.get("seconds")) for each in done.values() if each]
     progress = Progress(len(runs), list(filter(None, known)))
-    for made, run in enumerate(pending):
-        progress.begin(runs.index(run) + 1, run.name, len(pending) - made)
+    for before, run in enumerate(pending):
+        progress.begin(runs.index(run) + 1, run.name, len(pending) - before)
         try:
-            result = _run(plan, run, lock, interrupts, time_limit, progress)
+            result = made(
+                plan,
+                run,
+                lock=lock,
+                interrupts=interrupts,
+                time_limit=time_limit,
+                tick=progress.tick,
+            )
         finally:
             progress.stop()
         folder.write_result(run, result)
-        progress.end(result["seconds"], _outcome(result))
+        progress.end(result["seconds"], outcome_of(result))
 
 
 def commands(plan: Plan, directory: Path) -> Iterator[str]:
@@ -61,30 +71,52 @@ def commands(plan: Plan, directory: Path) -> Iterator[str]:
         yield " ".join([*own, shlex.join(_command(plan, run))])
 
 
+def to_make(runs: Sequence[Planned], *, retry_failed: bool) -> list[Planned]:
+    """The runs that have no result yet, or none that counts."""
+    return [run for run in runs if _is_pending(folder.result_of(run), retry_failed)]
+
+
 def _is_pending(result: Mapping[str, Any] | None, retry_failed: bool) -> bool:
     return result is None or (retry_failed and result.get("state") != "done")
 
 
-def _run(
+def made(
     plan: Plan,
     run: Planned,
+    *,
     lock: int,
     interrupts: Interrupts,
     time_limit: float | None,
-    progress: Progress,
+    tick: Callable[[float], None],
+    recorder: str | None = None,
 ) -> dict[str, Any]:
+    """Make one run in its folder; returns its result, which is not written yet.
+
+    Args:
+        plan: the sweep.
+        run: the run.
+        lock: a file that its command holds open.
+        interrupts: one of these stops it.
+        time_limit: it is stopped after so many seconds.
+        tick: called, again and again, with the seconds that it has run.
+        recorder: the folder for its PYTHONPATH; profilemate's own by default.
+
+    Raises:
+        KeyboardInterrupt: an interrupt came.
+
+    """
     folder.make_anew(run)
     (run.folder / SESSIONS).mkdir(mode=0o700)
     log, command, began = run.folder / LOG_FILE, _command(plan, run), time.time()
     ended = running.run(
         command,
-        _environment(run),
+        _environment(run, recorder),
         log,
         time_limit=time_limit,
         lock=lock,
         interrupts=interrupts,
         began=lambda pid: folder.held_by(lock, pid),
-        tick=progress.tick,
+        tick=tick,
     )
     folder.held_by(lock, os.getpid())
     text = logs.tail(log)
@@ -180,7 +212,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _outcome(result: Mapping[str, Any]) -> str:
+def outcome_of(result: Mapping[str, Any]) -> str:
     """A run's outcome in a line."""
     if result["state"] != "done":
         return f"failed, {result['why']}"
@@ -198,14 +230,19 @@ def _command(plan: Plan, run: Planned) -> list[str]:
     return baseline.command(plan.command, plan.combinations[0], run.folder, size)
 
 
-def _variables(run: Planned) -> dict[str, str]:
+def _variables(run: Planned, recorder: str | None = None) -> dict[str, str]:
     """A run's own environment variables. The baseline is not vLLM, and is not recorded."""
     if run.settings is None:
         return {config.SWITCH: "0"}
     path = door.pythonpath(os.environ.get("PYTHONPATH"))
+    if recorder is not None:
+        path = os.pathsep.join([recorder, path])
     return {"PYTHONPATH": path, config.DIRECTORY: str(run.folder / SESSIONS)}
 
 
-def _environment(run: Planned) -> dict[str, str]:
+def _environment(run: Planned, recorder: str | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-    return kept | _variables(run)
+    if recorder is not None:
+        # Ray tells its own process by these how many threads to use, and which job it is of.
+        kept = {name: kept[name] for name in kept if not name.startswith(_OF_RAY)}
+    return kept | _variables(run, recorder)

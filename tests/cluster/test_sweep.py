@@ -13,16 +13,24 @@ from typing import Any
 import pytest
 
 from analysis import open_session
-from profilemate.cluster import tasks
 from tests.analysis.invoke import invoke
 from tests.cluster.conftest import Nodes
 from tests.sweep.conftest import FAKE
 
-SLOWLY = 'echo "GPUs: $CUDA_VISIBLE_DEVICES, recorder: $PYTHONPATH"; sleep 3; exec "$@"'
+SLOWLY = """
+echo "GPUs: $CUDA_VISIBLE_DEVICES, recorder: $PYTHONPATH"
+touch "$1/$$"
+shift
+sleep 3
+exec "$@"
+"""
+"""Says what it has, notes in a folder that it began, and becomes the stand-in for vLLM."""
 
 
 def sweep(lab: Path, *options: str, ends: str = "well") -> Any:
-    command = ["sh", "-c", SLOWLY, "sh", sys.executable, str(FAKE), "--ends", ends]
+    marks = lab.with_name("marks")
+    marks.mkdir(exist_ok=True)
+    command = ["sh", "-c", SLOWLY, "sh", str(marks), sys.executable, str(FAKE), "--ends", ends]
     return invoke("sweep", "-o", lab, "--set", "max-num-seqs=1,4", *options, "--", *command)
 
 
@@ -40,26 +48,21 @@ def results(lab: Path) -> dict[str, dict[str, Any]]:
 def test_results_are_those_of_this_machine_though_a_node_is_killed(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Ray's processes could find this profilemate in the current folder.
+    monkeypatch.chdir(tmp_path)
     here = tmp_path / "here"
     assert sweep(here, "--repeat=2").returncode == 0
 
     first, _ = nodes.add(num_gpus=1), nodes.add(num_gpus=1)
-    begun = threading.Event()
-    run = tasks.run
-
-    def noticed(*arguments: Any, **named: Any) -> Any:
-        begun.set()
-        return run(*arguments, **named)
+    marks = tmp_path / "marks"
+    before = len(list(marks.iterdir()))
 
     def kill() -> None:
-        import ray
-
-        begun.wait()
-        while ray.available_resources().get("GPU", 0):
+        """Once a run is on each node."""
+        while len(list(marks.iterdir())) < before + 2:
             time.sleep(0.05)
         nodes.kill(first)
 
-    monkeypatch.setattr(tasks, "run", noticed)
     killer = threading.Thread(target=kill)
     killer.start()
     there = tmp_path / "there"
@@ -68,6 +71,8 @@ def test_results_are_those_of_this_machine_though_a_node_is_killed(
     assert done.returncode == 0, done.stderr
     found = results(there)
     assert len(found) == 4
+    # What had begun there was begun again.
+    assert len(list(marks.iterdir())) == before + 5
     assert found == results(here)
     for name, result in found.items():
         # The session came along, and so did what the command wrote.

@@ -14,7 +14,7 @@ from analysis.errors import RuleError
 from profilemate.commands import sweep_files
 from profilemate.commands.shared.options import AsJson
 from profilemate.commands.shared.stdout import show
-from profilemate.commands.shared.values import count, seconds
+from profilemate.commands.shared.values import count, seconds, whole
 from profilemate.messages import say
 
 if TYPE_CHECKING:

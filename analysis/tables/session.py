@@ -31,10 +31,10 @@ from analysis.tables import (
     window,
 )
 from analysis.tables.completing import State as State
-from analysis.tables.faults import first_fault
+from analysis.tables.faults import first_fault, shown
 from analysis.tables.find import find_session
 from analysis.tables.labels import Label
-from analysis.tables.metadata import part, text, wall_clock
+from analysis.tables.metadata import number, part, parts, text, wall_clock
 from analysis.tables.metadata import read as metadata_of
 from analysis.tables.owner import another as owner_of_another
 from analysis.tables.pauses import Period
@@ -577,7 +577,11 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     metadata = metadata_of(directory)
     owner = owner_of_another(directory)
     if metadata.get("complete") is True:
-        notes = [_of_snapshot(metadata), "" if owner is None else f"it belongs to {owner}"]
+        notes = [
+            _of_hosts(metadata),
+            _of_snapshot(metadata),
+            "" if owner is None else f"it belongs to {owner}",
+        ]
         return Session(directory, metadata, "complete", "; ".join(filter(None, notes)) or None)
     if owner is not None:
         return Session(
@@ -593,6 +597,23 @@ def _opened(directory: Path, *, complete: bool) -> Session:
     if state == "complete" and metadata.get("complete") is not True:
         state, note = "cut off", _without_journal(directory, metadata)
     return Session(directory, metadata, state, note)
+
+
+def _of_hosts(metadata: Mapping[str, Any]) -> str:
+    """Which sessions were joined, and how sure their times are; empty where none were."""
+    joined = part(metadata, "joined")
+    hosts = [shown(text(one.get("host")) or "an unknown host") for one in parts(joined, "parts")]
+    if not hosts:
+        return ""
+    error = number(joined.get("error_sec"))
+    sure = (
+        "how far their clocks are apart is not known, as nothing that their kernels know of keeps "
+        "them in time"
+        if error is None
+        else f"their clocks agree to within {1000 * error:.3g} ms, as their kernels say"
+    )
+    name = shown(str(metadata.get("deployment")))
+    return f"{len(hosts)} sessions of deployment {name}, on {', '.join(hosts)}; {sure}"
 
 
 def _of_snapshot(metadata: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from profilemate.collector import gpu_memory, metadata, totals_file, worker
+from profilemate.collector.clock import Clock
 from profilemate.collector.decode import Episode
 from profilemate.collector.endpoint import Endpoint
 from profilemate.collector.gpu_memory import Sampler
@@ -68,6 +69,7 @@ class Follower:
         self.hurries = 0
         self.segments = Segments(self.folder)
         self.snapshots = SnapshotLog.of(self.folder)
+        self._clock = Clock.of(self.folder)
         self._needed: dict[str, int] = {}
         self._sampler = sampler
         self._endpoint = endpoint or Endpoint(None)
@@ -270,6 +272,9 @@ class Follower:
 
     def _metadata(self, *, ended: bool) -> dict[str, Any]:
         sampler = self._sampler
+        if sampler is not None:
+            # Where tables are completed afterwards, the clocks may be those of another boot.
+            self._clock.check(self.founding)
         return metadata.content(
             self.founding,
             self.ordered(),
@@ -279,6 +284,7 @@ class Follower:
             self._uploads.state() if self._uploads else None,
             segments=self.segments,
             snapshots=self.snapshots.content(),
+            clock=self._clock.content(),
             ended=ended,
             lag_sec=self.lag_ns / 1e9 if self.lag_ns else None,
             hurries=self.hurries,

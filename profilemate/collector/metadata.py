@@ -55,6 +55,7 @@ def content(
     *,
     segments: Segments,
     snapshots: dict[str, Any] | None,
+    clock: dict[str, Any] | None,
     ended: bool,
     lag_sec: float | None = None,
     hurries: int = 0,
@@ -70,6 +71,7 @@ def content(
         upload: where the session is sent to, and how far; None where it is not.
         segments: the closed parts of the tables.
         snapshots: what was taken by itself, and what was not; None where nothing was asked for.
+        clock: how the wall clock went; None where that is not known.
         ended: every producer is gone, and all that it wrote is in the tables.
         lag_sec: the longest that an event took to reach its table; None where not followed.
         hurries: how often the collector was late, and gave way no more.
@@ -100,6 +102,7 @@ def content(
         "snapshots": snapshots,
         "deployment": either.get("deployment"),
         "host": founding.host,
+        "clock": clock,
         "argv": founding.argv,
         "versions": either.get("versions", {}),
         "device": either.get("device"),

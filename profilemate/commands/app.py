@@ -77,6 +77,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "compare": ("compare", "CompareOptions"),
     "check": ("check", "CheckOptions"),
     "finalize": ("finalize", "FinalizeOptions"),
+    "join": ("join", "JoinOptions"),
     "snapshot": ("snapshot", "SnapshotOptions"),
     "pack": ("pack", "PackOptions"),
     "unpack": ("pack", "UnpackOptions"),

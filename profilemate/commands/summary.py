@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +21,6 @@ from profilemate.commands.shared.options import (
     LastHalf,
     Period,
     RequestsAfter,
-    SessionArgument,
     opened,
 )
 from profilemate.commands.shared.progress import status
@@ -29,12 +31,25 @@ from profilemate.commands.shared.replaying import (
     replaying,
 )
 from profilemate.commands.shared.stdout import show
-from profilemate.commands.shared.values import key
+from profilemate.commands.shared.values import folder, key
+
+Sessions = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="SESSION",
+        parser=folder,
+        help="A session's folder, or a folder of sessions: the newest one is taken. Several "
+        "folders: the sessions of one deployment on several hosts, which are joined. Default: the "
+        "newest session in $VLLM_PROFILING_DIR, else in vllm_profiling in the system's temporary "
+        "folder.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True)
 class SummaryOptions:
-    session: SessionArgument = None
+    sessions: Sessions = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False
@@ -67,6 +82,11 @@ class SummaryOptions:
     replay_for: ReplayFor = USUAL_SEC
     as_json: AsJson = False
 
+    @property
+    def session(self) -> Path | None:
+        """The one that is named; None where none is."""
+        return self.sessions[0] if self.sessions else None
+
 
 def summary(options: SummaryOptions) -> int:
     """Summarize a session.
@@ -92,6 +112,8 @@ def summary(options: SummaryOptions) -> int:
                                       at once, with estimated advice
       profilemate summary --by lora   the same figures for each adapter
       profilemate summary --all       every engine that the program made
+      profilemate summary host-a/session_… host-b/session_…
+                                      a deployment on two hosts
       profilemate summary --json | jq .prefix_cache.true.token_rate
 
     \b
@@ -99,6 +121,29 @@ def summary(options: SummaryOptions) -> int:
       0   done
       2   no such session, the session cannot be read, or a wrong option
     """
+    if options.sessions and len(options.sessions) > 1:
+        return _joined(options, options.sessions)
+    return _shown(options)
+
+
+def _joined(options: SummaryOptions, sessions: Sequence[Path]) -> int:
+    """Show several sessions as one, which lies in a folder only meanwhile."""
+    from profilemate.commands import join
+
+    if options.every:
+        raise RuleError("--all is for the sessions of one program; name one session, or leave it")
+    with tempfile.TemporaryDirectory(prefix="profilemate-") as scratch:
+        place = Path(scratch, "joined")
+        place.mkdir()
+        try:
+            with status("joining the sessions"):
+                join.write_joined(join.opened(sessions), place)
+        except OSError as error:
+            raise SessionError(f"cannot write {scratch}: {error.strerror or error}") from None
+        return _shown(replace(options, sessions=[place]))
+
+
+def _shown(options: SummaryOptions) -> int:
     from analysis import summarize
     from analysis.renderers.text import screen
     from analysis.renderers.text import summary as text

@@ -329,7 +329,7 @@ def test_commands_can_be_called_from_python(
     used: SessionBuilder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A command is a function of its options, which returns the exit code and raises its errors."""
-    assert summary(SummaryOptions(session=used.folder)) == 0
+    assert summary(SummaryOptions(sessions=[used.folder])) == 0
     assert used.folder.name in capsys.readouterr().out
     codes = [check(CheckOptions(used.folder, fail_if=[f"usage_peak>{n}"])) for n in (40, 60)]
     assert codes == [1, 0]

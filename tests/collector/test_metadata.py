@@ -7,7 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from profilemate import collector
+from profilemate.collector import clock as clocks
+from profilemate.collector.clock import Clock
+from profilemate.format.folder import Folder
+from profilemate.format.session import Founding
 from tests.collector.journals import (
     MEMORY,
     EngineJournal,
@@ -181,3 +187,48 @@ def test_sampling_that_was_switched_off(tmp_path: Path) -> None:
         "interval_sec": 0.0,
         "problem": "switched off: VLLM_PROFILING_GPU_INTERVAL is 0",
     }
+
+
+def test_a_wall_clock_that_is_set_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between its two extremes is how far a time may be off."""
+    founding = Founding("session_x", "gpu-1", 5_000_000_000, 1_000.0, b"", [])
+    clock = Clock()
+    assert clock.content() is None
+    for sec, wall_sec, error_sec in (
+        (1, 1_001.0, 0.002),
+        (2, 1_001.75, 0.004),
+        (3, 1_003.5, 0.001),
+    ):
+        both = int(wall_sec * 1e9), founding.origin_ns + sec * 1_000_000_000
+        monkeypatch.setattr(clocks, "_both", lambda both=both: both)
+        monkeypatch.setattr(clocks, "kernel_error_sec", lambda error=error_sec: error)
+        clock.check(founding)
+    assert clock.content() == {
+        "checkpoints": 3,
+        "last_sec": 3.0,
+        "least_drift_sec": -0.25,
+        "most_drift_sec": 0.5,
+        "error_sec": 0.004,
+    }
+    monkeypatch.setattr(clocks, "kernel_error_sec", lambda: None)
+    clock.check(founding)
+    assert clock.error_sec is None
+
+
+def test_the_clock_of_a_collector_that_was_started_again(tmp_path: Path) -> None:
+    said = {
+        "checkpoints": 3,
+        "last_sec": 3.0,
+        "least_drift_sec": -0.25,
+        "most_drift_sec": 0.5,
+        "error_sec": 0.004,
+    }
+    for content, known in (
+        (json.dumps({"clock": said}), said),
+        (json.dumps({"clock": None}), None),
+        ("[", None),
+        (json.dumps({"clock": {**said, "last_sec": "x"}}), None),
+    ):
+        (tmp_path / "metadata.json").write_text(content)
+        with Folder.own(tmp_path) as folder:
+            assert Clock.of(folder).content() == known

@@ -54,14 +54,16 @@ def join(options: JoinOptions) -> int:
 
     \b
     Examples:
-      profilemate join host-a/session_… host-b/session_… -o joined
-      profilemate join ~/runs -o joined    all hosts of the newest session's deployment
+      profilemate join host-a/SESSION host-b/SESSION -o joined
+      profilemate join ~/runs -o joined
+                                      all hosts of the newest session
       profilemate summary joined
 
     \b
     Exit codes:
       0   done; the last line is the folder's path
-      2   the sessions are not of one run of one deployment, or the folder cannot be written
+      2   the sessions are not of one run of one deployment, or the folder cannot
+          be written
     """
     target = options.output
     if target.exists() or target.is_symlink():

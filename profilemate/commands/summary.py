@@ -112,7 +112,7 @@ def summary(options: SummaryOptions) -> int:
                                       at once, with estimated advice
       profilemate summary --by lora   the same figures for each adapter
       profilemate summary --all       every engine that the program made
-      profilemate summary host-a/session_… host-b/session_…
+      profilemate summary host-a/SESSION host-b/SESSION
                                       a deployment on two hosts
       profilemate summary --json | jq .prefix_cache.true.token_rate
 

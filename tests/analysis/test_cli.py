@@ -28,7 +28,7 @@ ANALYSIS = ["-m", "analysis"]
 PROFILEMATE = ["-c", "from profilemate.cli import main; main()"]
 NAMES = [
     *("run", "inject"),
-    *("summary", "report", "compare", "check", "finalize", "snapshot"),
+    *("summary", "report", "compare", "check", "finalize", "join", "snapshot"),
     *("pack", "unpack", "pause", "resume", "mark"),
     *(
         "doctor",

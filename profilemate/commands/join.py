@@ -46,7 +46,7 @@ class JoinOptions:
 
 
 def join(options: JoinOptions) -> int:
-    """Make one session of those that a deployment left on several hosts.
+    """Make one session of those of a deployment on several hosts.
 
     Each host of a deployment writes a session of its own. The joined one has the rows of all of
     them, with the times of the earliest, and every command reads it. Their times meet on the hosts'

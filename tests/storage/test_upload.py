@@ -288,13 +288,13 @@ class TestBeside:
         with running(large, tmp_path) as (folder, own):
             monkeypatch.setattr("profilemate.upload.__main__.find_spec", lambda name: None)
             assert main([str(folder), "s3://bucket/x"]) == upload.MISSING
+            monkeypatch.setattr("profilemate.collector.uploads.FIRST_WAIT_SEC", 0.0)
             uploads = Uploads("s3://bucket/x", own)
             state = uploads.state()
             assert state is not None
             assert state["problem"].endswith("pip install obstore")
             ended = [sys.executable, "-c", f"raise SystemExit({upload.MISSING})"]
             monkeypatch.setattr("profilemate.collector.uploads.uploader", lambda *_: ended)
-            monkeypatch.setattr("profilemate.collector.uploads.FIRST_WAIT_SEC", 0.0)
             uploads.turn()
             assert uploads._process is not None
             uploads._process.wait(PATIENCE_SEC)

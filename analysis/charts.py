@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+from weakref import ref
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -64,8 +65,9 @@ QUESTIONS: Mapping[str, str] = {
 """By name: what the chart answers, as the report asks it."""
 
 _KEPT = 4
-_read: deque[tuple[Session, dict[str, Chart]]] = deque(maxlen=_KEPT)
-"""The charts of the sessions that were drawn last."""
+_read: deque[tuple[ref[Session], dict[str, Chart]]] = deque(maxlen=_KEPT)
+"""The charts of the sessions that were drawn last. A session that nobody has any more may go, and
+with it a copy of its tables."""
 
 
 def __dir__() -> list[str]:
@@ -110,7 +112,7 @@ def draw(session: Session, name: str, *, dark: bool = False) -> Figure:
 def _charts(session: Session) -> dict[str, Chart]:
     """All charts that the report has of this session, by their keys."""
     for known, charts in _read:
-        if known is session:
+        if known() is session:
             return charts
     from analysis import series
     from analysis.judgement.summarizing import summarize
@@ -120,5 +122,5 @@ def _charts(session: Session) -> dict[str, Chart]:
     summary = summarize(session)
     report = Report(summary, series.measure(session, summary))
     charts = {chart.key: chart for section in sections_of(report) for chart in section.charts}
-    _read.append((session, charts))
+    _read.append((ref(session), charts))
     return charts

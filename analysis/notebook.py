@@ -123,7 +123,7 @@ def _summary_text(summary: Any) -> str:
 
 
 def _session_text(session: Any) -> str:
-    return f"{session.directory}: {session.state}, {session.end_sec:.6g} s"
+    return f"{session.url or session.directory}: {session.state}, {session.end_sec:.6g} s"
 
 
 def _comparison_text(comparison: Any) -> str:

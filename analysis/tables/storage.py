@@ -30,7 +30,10 @@ _ANSWER_SEC = 30
 _REQUEST_TRIES = 3
 """Of what obstore tries by itself, within one try."""
 
-_MISSING = "obstore is missing, which reads object storage: pip install 'profilemate[storage]'"
+_MISSING = (
+    "obstore is missing, which reads object storage: in a clone of profilemate, "
+    "pip install '.[storage]'"
+)
 
 _T = TypeVar("_T")
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.errors import RuleError
+from profilemate.installing import pip_install
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")
@@ -35,7 +36,7 @@ CANCELLED_SEC = 10
 
 LONGEST_REASON = 400
 
-MISSING = "--ray needs Ray, which is not installed; pip install 'profilemate[ray]'"
+MISSING = f"--ray needs Ray, which is not installed; {pip_install('ray')}"
 
 _PACKAGES = ("analysis", "profilemate")
 

@@ -102,7 +102,7 @@ def otlp(options: OtlpOptions) -> int:
             sent = spans.send(spans.batches(session, part), options.endpoint)
         show_line(f"sent the spans of {sent:,} requests")
         return 0
-    path = options.output or session.directory / FILE
+    path = options.output or session.outputs / FILE
     target = writable(path, "-o")
     with status("writing spans"), written(target) as file:
         spans.write(spans.batches(session, part), file)

@@ -15,6 +15,7 @@ import pytest
 
 from analysis.errors import RuleError
 from profilemate.cluster import tasks
+from profilemate.installing import pip_install
 from tests.cluster import work
 from tests.cluster.conftest import Nodes
 
@@ -112,4 +113,4 @@ main()
     done = profilemate("--ray=127.0.0.2:1")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert "--ray needs Ray, which is not installed; pip install 'profilemate[ray]'" in line
+    assert f"--ray needs Ray, which is not installed; {pip_install('ray')}" in line

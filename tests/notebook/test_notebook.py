@@ -90,7 +90,8 @@ def test_a_comparison_and_a_check_are_their_text(
 
 def test_text_of_a_session_is_escaped(shell: InteractiveShell, session: SessionBuilder) -> None:
     stories.swept(session)
-    session.metadata(model={"name": "<script>alert(1)</script>"})
+    evil = "<script>alert(1)</script>"
+    session.metadata(model={"name": evil}, session_id=evil)
     notebook.load(shell)
     opened = analysis.open_session(session.folder)
     for found in (opened, analysis.summarize(opened)):

@@ -91,6 +91,7 @@ class TestEverySession:
             ("whatif", "--fast", "--blocks", "50", "--json"),
             ("export", "load", "--format", "mooncake"),
             ("export", "perfetto"),
+            ("export", "otlp"),
             ("report", "--no-replay"),
         )
         for command in commands:
@@ -104,6 +105,8 @@ class TestEverySession:
         assert (twin / "load.mooncake.jsonl").read_bytes() == (
             story / "load.mooncake.jsonl"
         ).read_bytes()
+        spans = [(folder / "spans.otlp.jsonl").read_bytes() for folder in (story, twin)]
+        assert spans[0] == spans[1]
         traces = [read_trace(folder / "trace.pftrace") for folder in (story, twin)]
         assert traces[0].slices == traces[1].slices
 

@@ -80,8 +80,10 @@ class TestSessions:
     ) -> None:
         send(large, f"{place}/{large.name}")
         monkeypatch.chdir(tmp_path)
-        assert invoke("export", "load", f"{place}/{large.name}").returncode == 0
-        assert [each.name for each in tmp_path.iterdir() if each.suffix == ".jsonl"]
+        for format_ in ("load", "otlp"):
+            assert invoke("export", format_, f"{place}/{large.name}").returncode == 0
+        made = {each.name for each in tmp_path.iterdir() if each.suffix == ".jsonl"}
+        assert made == {"load.timed-trace.jsonl", "spans.otlp.jsonl"}
 
     def test_nothing_is_left_in_the_temporary_folder(
         self, large: Path, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +175,7 @@ class TestRefusals:
     ) -> None:
         monkeypatch.setitem(sys.modules, "obstore", None)
         monkeypatch.setattr(storage, "find_spec", lambda name: None)
-        assert_fails(invoke("summary", place), "pip install 'profilemate[storage]'")
+        assert_fails(invoke("summary", place), "pip install '.[storage]'")
 
 
 def test_urls() -> None:

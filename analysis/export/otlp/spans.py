@@ -127,7 +127,7 @@ def _of_requests(takers: pl.DataFrame, lives: pl.DataFrame) -> pl.DataFrame:
     """The takers by the number of the request, in the order of time. Of requests with the same id,
     it is the last one that came before."""
     return (
-        takers.sort("at_sec")
+        takers.sort("at_sec", "by", "reason")
         .join_asof(
             lives.sort("arrived_sec"),
             left_on="at_sec",

@@ -39,7 +39,7 @@ def of_session(session: Session) -> str:
     known = facts_of.read(session)
     there = [name for name in TABLES if session.has_table(name)]
     rows = [
-        ("Folder", str(session.directory)),
+        ("Folder", session.url or str(session.directory)),
         ("State", session.state),
         ("Note", session.note or ""),
         ("Model", known.model or "unknown"),

@@ -52,6 +52,8 @@ QUESTIONS: Mapping[str, str] = {
     "preemptions": "What did preemptions cost?",
     "rent": "Which requests took the most of the cache?",
     "steps": "How large were the scheduler's steps?",
+    "step_phases": "What did steps compute, prompts or answers?",
+    "gpu_time": "How long did a step take on the GPU?",
     "executions": "How much ran in CUDA graphs?",
     "eager": "Why did the rest run eagerly?",
     "batch_sizes": "Which sizes do batches have, and which graphs are there for them?",

@@ -28,6 +28,7 @@ OVER_TIME = [
     "eviction-rate",
     "regret",
     "timeline",
+    "step-phases",
     "steps",
 ]
 CHARTS = {

@@ -22,7 +22,7 @@ from profilemate.commands.shared.options import (
 )
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show
-from profilemate.commands.shared.values import folder, whole
+from profilemate.commands.shared.values import count, folder, whole
 
 if TYPE_CHECKING:
     from analysis.whatif.routing.answer import StickyBy
@@ -57,7 +57,7 @@ class RouteOptions:
         typer.Option(
             "--replicas",
             metavar="N",
-            parser=whole,
+            parser=count,
             help="How many replicas there would be. Default: as many as were recorded.",
             show_default=False,
         ),
@@ -127,7 +127,7 @@ class RouteOptions:
         typer.Option(
             "--tokens-per-id",
             metavar="TOKENS",
-            parser=whole,
+            parser=count,
             help="Tokens that an id of a trace stands for. Default: what its lengths prove.",
             show_default=False,
         ),

@@ -265,6 +265,11 @@ def test_what_runs_is_not_evicted() -> None:
     ("changes", "options", "said"),
     [
         ({"contents_key": None}, [], "replica-3 has contents that are its own alone"),
+        (
+            {"contents_key": None, "contents_apart_because": "no key was given"},
+            [],
+            "replica-3 has contents that are its own alone (no key was given), so no other",
+        ),
         ({"contents_key": "f" * 16}, [], "have contents that do not compare: another key, model"),
         ({"started_at": None}, [], "does not say when it began (started_at)"),
         ({}, ["--policies=fastest"], "--policies: 'fastest' is none of round-robin, least-loaded"),

@@ -111,10 +111,12 @@ def _check_keys(sessions: Sequence[Session]) -> None:
         return
     without = next((at for at, key in enumerate(keys) if key is None), None)
     if without is not None:
+        why = text(sessions[without].metadata.get("contents_apart_because"))
+        because = f" ({why})" if why else ""
         raise SessionError(
-            f"{sessions[without].directory} has contents that are its own alone, so no other "
-            f"replica's compare with them; record every replica with {_KEY_VARIABLE} set to the "
-            "same key"
+            f"{sessions[without].directory} has contents that are its own alone{because}, so no "
+            f"other replica's compare with them; record every replica with {_KEY_VARIABLE} set to "
+            "the same key"
         )
     other = next(at for at, key in enumerate(keys) if key != keys[0])
     raise SessionError(

@@ -26,8 +26,10 @@ class Usage:
     """The most memory that the largest of them held at once (resident set)."""
 
 
-def measured(command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> Usage:
-    """Run a command that has to succeed.
+def measured(
+    command: Sequence[str], environ: Mapping[str, str], cwd: Path, core: int | None = None
+) -> Usage:
+    """Run a command that has to succeed, where ``core`` is given on that one alone.
 
     Raises:
         BenchmarkError: it ended with another status than 0.
@@ -38,7 +40,7 @@ def measured(command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> U
     # Linux counts the memory of whoever starts a program as that program's own peak, so a bare
     # interpreter starts it, and not this process, which may be large.
     ended = subprocess.run(
-        [sys.executable, "-I", "-S", __file__, *command],
+        [sys.executable, "-I", "-S", __file__, "" if core is None else str(core), *command],
         cwd=cwd,
         env=environ,
         stdin=subprocess.DEVNULL,
@@ -64,7 +66,9 @@ def of_session(session: Path) -> list[int]:
     return found
 
 
-def _main(command: list[str]) -> int:
+def _main(core: str, *command: str) -> int:
+    if core:
+        os.sched_setaffinity(0, {int(core)})
     began = time.perf_counter()
     silence = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     pid = os.posix_spawn(command[0], command, os.environ, file_actions=silence)
@@ -79,4 +83,4 @@ def _main(command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
+    sys.exit(_main(*sys.argv[1:]))

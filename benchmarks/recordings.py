@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import shutil
@@ -86,8 +85,8 @@ def journal_bytes(session: Path) -> int:
 def complete(
     recording: Path, target: Path, program: Sequence[str] = COLLECTOR, **variables: str
 ) -> Usage:
-    """Copy a recorded session to ``target``, and have a program of ours complete its tables, with
-    these variables in its environment.
+    """Copy a recorded session to ``target``, and have a program of ours complete its tables on one
+    core, with these variables in its environment.
 
     Raises:
         BenchmarkError: it failed.
@@ -95,14 +94,19 @@ def complete(
     """
     shutil.copytree(recording, target)
     environ = {**environment.variables(target.parent), **variables}
-    usage = measured([sys.executable, *program, str(target)], environ, environment.ROOT)
+    command = [sys.executable, *program, str(target)]
+    usage = measured(command, environ, environment.ROOT, core=core())
     if not sessions.metadata(target).get("ended_at"):
         raise BenchmarkError(f"{' '.join(program)} did not complete the session")
     return usage
 
 
+def core() -> int:
+    """The core on which programs of ours are measured."""
+    return max(os.sched_getaffinity(0))
+
+
 def block_events(session: Path) -> int:
     """Blocks that were allocated, reused, freed or cached, from the session's table."""
-    with open(session / "kv_cache_allocations.csv", newline="") as file:
-        rows = csv.DictReader(file)
-        return sum(int(row["num_blocks"]) for row in rows if row["event"] in _MOVES)
+    rows = sessions.rows(session, "kv_cache_allocations")
+    return sum(int(row["num_blocks"]) for row in rows if row["event"] in _MOVES)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +54,17 @@ def wait_until_complete(session: Path) -> dict[str, Any]:
     return known
 
 
+def rows(session: Path, table: str) -> Iterator[dict[str, str]]:
+    """The rows of a CSV table, those of its closed segments first."""
+    for path in sorted(session.glob(f"segments/*/{table}.*.csv.gz")):
+        with gzip.open(path, "rt", newline="") as packed:
+            yield from csv.DictReader(packed)
+    with open(session / f"{table}.csv", newline="") as file:
+        yield from csv.DictReader(file)
+
+
 def check_steps(session: Path, steps: int) -> None:
     """Raises BenchmarkError unless exactly so many steps are in the session's table."""
-    with open(session / "scheduler_steps.csv", newline="") as file:
-        recorded = sum(int(row["repeats"]) for row in csv.DictReader(file))
+    recorded = sum(int(row["repeats"]) for row in rows(session, "scheduler_steps"))
     if recorded != steps:
         raise BenchmarkError(f"{recorded} of {steps} steps were recorded")

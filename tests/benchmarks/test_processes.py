@@ -28,3 +28,12 @@ def test_memory_is_that_of_the_command() -> None:
 def test_failure_says_why() -> None:
     with pytest.raises(BenchmarkError, match=r"ended with 1: .*ValueError: broken"):
         run("raise ValueError('broken')")
+
+
+def test_it_is_pinned_to_a_core(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    code = f"import os; open({str(tmp_path / 'on')!r}, 'w').write(str(os.sched_getaffinity(0)))"
+    measured([sys.executable, "-S", "-c", code], os.environ, Path.cwd(), core)
+    assert (tmp_path / "on").read_text() == f"{{{core}}}"
+    measured([sys.executable, "-S", "-c", code], os.environ, Path.cwd())
+    assert (tmp_path / "on").read_text() == str(os.sched_getaffinity(0))

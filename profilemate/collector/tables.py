@@ -100,8 +100,9 @@ class Tables:
         """
         for table, rows in self._rows.items():
             if rows:
-                text = "\n".join(rows)
-                self._write(table, f"{text}\n".encode("utf-8", "backslashreplace"))
+                # One copy of the text less than to append a line's end to it.
+                ended = "\n".join([*rows, ""])
+                self._write(table, ended.encode("utf-8", "backslashreplace"))
                 rows.clear()
 
     def cut(self, closing: Folder) -> None:

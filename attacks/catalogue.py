@@ -31,6 +31,7 @@ CATALOGUE: tuple[Attack, ...] = (
     Attack("kills_server", "signals at random moments, to the processes of vllm serve", 20, 20),
     Attack("same_results", "the same requests with and without profilemate", 1000, 15),
     Attack("kills", "signals at random moments, to an engine and to its collector", 200, 15),
+    Attack("quick_kills", "kills of an engine that never waits: what they cost", 200, 6),
     Attack("tables", "read sessions with damaged tables and metadata", 20_000, 40),
     Attack("guests", "other tools in the same process, real ones and made-up ones", 200, 6),
     Attack("exits", "ends of a process, with and without recording", 2, 4),

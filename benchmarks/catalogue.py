@@ -48,6 +48,8 @@ CATALOGUE = (
     Entry("memory", "the engine's memory", "engine_memory", minutes=8),
     Entry("analyzer", "10 million evictions", "analyzer", minutes=2),
     Entry("whatif", "13 pool sizes, 3 eviction rules", "whatif"),
+    Entry("fleet", "1,000 sessions of a fleet", "fleet", minutes=3, extra=True),
+    Entry("fleet-ray", "the same on a Ray cluster", "fleet", ("--ray",), 5, True),
     Entry("serve", "vllm bench serve, end to end", "serve", minutes=20, extra=True),
     Entry("parts", "what each part costs", "parts", minutes=3, extra=True),
     Entry("paused", "the same while the recording is paused", LOOP, ("--paused",), 4, True),

@@ -6,7 +6,7 @@ their own, and the others links to these, but metadata.json and totals.json of t
 `profilemate fleet` reads them in two processes, and a tenth of them, to see whether memory grows.
 
 With --ray, a local Ray cluster of two nodes with a processor each takes turns with two processes
-here, on a tenth of the sessions; starting the cluster is not measured.
+here; starting the cluster is not measured, and connecting to it is.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ OVERHEAD = Target(1.2)
 EVICTIONS = 49_000
 """Of a session; it has twice as many rows, and a few, in all tables together."""
 APART = 10
+_STAYS_HERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 JOBS = 2
 
 
@@ -48,7 +49,7 @@ def measure(options: Options) -> list[Result]:
     folder = made(options.sessions)
     few = str(folder / "part_0")
     if options.ray:
-        return _ray(few, options.repeats)
+        return _ray(str(folder), options.repeats)
     alone = [read(few) for _ in range(options.repeats)]
     progress(f"a tenth: {shown(alone[-1])}")
     whole = [read(str(folder)) for _ in range(options.repeats)]
@@ -64,16 +65,18 @@ def measure(options: Options) -> list[Result]:
     ]
 
 
-def _ray(few: str, repeats: int) -> list[Result]:
+def _ray(folder: str, repeats: int) -> list[Result]:
+    # Nobody else can reach it then: Ray reads this when it is imported, here and in its processes.
+    os.environ[_STAYS_HERE] = "0"
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "object_store_memory": 100 << 20, "node_ip_address": "127.0.0.1"}
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
         cluster.add_node(**node)
         ratios, used = [], []
         for number in range(repeats):
-            local, ray = read(few), read(few, "--ray", cluster.address)
+            local, ray = read(folder), read(folder, "--ray", cluster.address)
             progress(f"{number + 1} of {repeats}: local {shown(local)}, Ray {shown(ray)}")
             ratios.append(ray.wall_sec / local.wall_sec)
             used.append(ray)
@@ -88,7 +91,7 @@ def read(folder: str, *options: str) -> Usage:
     if not options:
         command += ["--jobs", str(JOBS)]
     environ = environment.variables(environment.cache())
-    return measured(command, environ, environment.ROOT)
+    return measured(command, {**environ, _STAYS_HERE: "0"}, environment.ROOT)
 
 
 def shown(usage: Usage) -> str:

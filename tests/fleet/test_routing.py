@@ -21,7 +21,7 @@ make = RequestMaker(16)
 
 
 def four_replicas(deployment: Deployment) -> None:
-    """Each prompt has 100 tokens: 4 blocks of the system prompt, 2 more, and 4 tokens.
+    """Most prompts have 100 tokens: 4 blocks of the system prompt, 2 more, and 4 tokens.
 
     ======= ==== ==================== ==================================================
     replica at   asks for             which another replica had at that moment
@@ -37,6 +37,7 @@ def four_replicas(deployment: Deployment) -> None:
     d       7 s  rare                 nothing: a had it and lost it
     c       8 s  rare                 6 blocks, which d has now
     d       9 s  system, Dave's next  nothing more
+    a       9 s  a short prompt       nothing
     ======= ==== ==================== ==================================================
     """
     with deployment.replica("a", 12) as (engine, until):
@@ -45,6 +46,8 @@ def four_replicas(deployment: Deployment) -> None:
         engine.run(make("a5", RARE + tokens(3, 4), 2))
         until(6)
         engine.run(make("a6", tokens(4, 180), 2))
+        until(9)
+        engine.run(make("a9", tokens(11, 20), 2))
     with deployment.replica("b", 60) as (engine, until):
         until(1)
         engine.run(make("b1", SYSTEM + tokens(5, 36), 2))
@@ -66,7 +69,7 @@ def four_replicas(deployment: Deployment) -> None:
 
 
 LOST = {"b": (4 + 2) * 16, "c": (6 + 6) * 16}
-ASKED = 10 * 100 + 180
+ASKED = 10 * 100 + 180 + 20
 FOUND = (4 + 4 + 4) * 16
 """By b at 2 s and at 4 s, and by d at 9 s."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read sessions on a Ray cluster: each is a task, on a node that has it.
+"""Read sessions on a Ray cluster: a task reads some of them, one after the other.
 
 ``profilemate.cluster`` connects to it. What is read is taken as it comes, and not kept.
 """
@@ -20,6 +20,8 @@ from profilemate.fleet.order import Order
 from profilemate.fleet.reading import Read, read
 
 CONNECT_SEC = 10.0
+MOST_OF_A_TASK = 8
+"""Sessions that one task reads: beginning a task takes as long as reading a small session."""
 AT_ONCE = 2
 """Tasks for each processor of the cluster, so that none waits for the next one."""
 
@@ -104,18 +106,22 @@ class Cluster:
             max_retries=tasks.TRIES - 1,
             # The tasks share the processors.
             runtime_env={"env_vars": {THREADS: "1"}},
-        )(task)
+        )(_several)
         order = Order(paths, self._processors())
-        running: dict[Any, int] = {}
+        running: dict[Any, list[int]] = {}
+        size = min(MOST_OF_A_TASK, max(1, len(paths) // (4 * AT_ONCE * self._processors())))
         try:
             while not order.is_over:
                 most = AT_ONCE * self._processors()
-                while len(running) < most and (number := order.hand_out()) is not None:
-                    running[remote.remote(order.path(number))] = number
+                while len(running) < most and (numbers := _next(order, size)):
+                    given = [order.path(number) for number in numbers]
+                    running[remote.remote(task, given)] = numbers
                 ready, _ = ray.wait([*running], num_returns=1)
                 for one in ready:
-                    number = running.pop(one)
-                    order.done(number, self._result(one, order.path(number)))
+                    numbers = running.pop(one)
+                    given = [order.path(number) for number in numbers]
+                    for number, found in zip(numbers, self._result(one, given), strict=True):
+                        order.done(number, found)
                 yield from order.take()
         finally:
             for one in running:
@@ -124,12 +130,27 @@ class Cluster:
     def _processors(self) -> int:
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def _result(self, one: Any, path: str) -> Read:
+    def _result(self, one: Any, paths: Sequence[str]) -> Sequence[Read]:
         try:
-            found: Read = self._ray.get(one)
+            found: list[Read] = self._ray.get(one)
         except self._ray.exceptions.RayTaskError as error:
-            return Failed(path, tasks.reason(error.cause))
+            why = tasks.reason(error.cause)
         except self._ray.exceptions.RayError as error:
             kind = type(error).__name__
-            return Failed(path, f"its process or machine died, {tasks.TRIES} times: {kind}")
-        return found
+            why = f"its process or machine died, {tasks.TRIES} times: {kind}"
+        else:
+            return found
+        return [Failed(path, why) for path in paths]
+
+
+def _next(order: Order, size: int) -> list[int]:
+    """The numbers of the sessions of the next task; none where none may be begun now."""
+    numbers: list[int] = []
+    while len(numbers) < size and (number := order.hand_out()) is not None:
+        numbers.append(number)
+    return numbers
+
+
+def _several(task: Callable[[str], Read], paths: Sequence[str]) -> list[Read]:
+    """The work of a task."""
+    return [task(path) for path in paths]

@@ -200,6 +200,25 @@ def test_by_hand(model: Path, tmp_path: Path) -> None:
     assert found.span_sec == pytest.approx(40 + 0.010 + 0.001 + 0.0001)
 
 
+def test_copies_wait_for_the_step_and_for_each_other(model: Path, tmp_path: Path) -> None:
+    """After 40 s a new prompt of five blocks comes with two that are in host memory alone. They are
+    loaded from the end of its step on, one after the other: 9 ms, 10 ms and 10 ms. Then the last
+    token of the second takes 1.1 ms. So would copies that begin with the step end 9 ms earlier, and
+    two at once 10 ms."""
+    first, second, other = list(range(10)), list(range(10, 20)), list(range(20, 50))
+    late = [(40_000, list(range(50, 55))), (40_000, first), (40_000, second)]
+    prompts = [(0, first), (10_000, second), (20_000, other), *late]
+    workload = read_workload(trace(tmp_path / "t.jsonl", prompts))
+    chosen = Choices(blocks=pools("31"), token_bytes=TOKEN_BYTES, host_gib=(1.0,))
+    base, _ = recorded(workload, chosen)
+    (one,) = configurations(base, chosen, has_contents=True, is_recorded=False)
+    assert one.host is not None
+    one = replace(one, host=replace(one.host, bytes_per_sec=(1 << 20) * 1_000))
+    found = Engine(model, one, workload, StepTime(1e-3, prefill_token_sec=1e-4)).run().outcome(one)
+    assert host_of(found).hit_tokens == 320
+    assert found.span_sec == pytest.approx(40 + 0.009 + 0.010 + 0.010 + 0.0011)
+
+
 def test_a_step_waits_for_blocks_that_are_taken_before_they_were_copied(
     model: Path, tmp_path: Path
 ) -> None:

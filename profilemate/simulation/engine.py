@@ -113,6 +113,7 @@ class Engine:
         self._leaving: list[tuple[float, str]] = []
         self._flight: deque[Step] = deque()
         self._drops = Drops(workload, self._scheduler, configuration)
+        self._was_reset = False
         self._host: Transfers | None = None
         if configuration.host is not None:
             self._host = Transfers(configuration.host, self._scheduler)
@@ -192,6 +193,7 @@ class Engine:
                 return
             running = [(each, each.num_computed_tokens) for each in self._scheduler.running]
             self._drops.do_next()
+            self._was_reset = bool(running)
             for request, computed in running:
                 self._note_preemption(request, computed)
 
@@ -282,7 +284,7 @@ class Engine:
         """Schedule a step; returns its tokens."""
         scheduler, live = self._scheduler, self._live
         before = [(request, request.num_computed_tokens) for request in scheduler.running]
-        output = scheduler.schedule()
+        output = self._scheduled()
         for request, computed in before:
             self._note_preemption(request, computed)
         for data in output.scheduled_new_reqs:
@@ -299,6 +301,19 @@ class Engine:
             answer = parts.sampling(scheduler, output)
         self._flight.append(Step(output, answer, seconds, self._clock))
         return int(tokens)
+
+    def _scheduled(self) -> Any:
+        was_reset, self._was_reset = self._was_reset, False
+        try:
+            return self._scheduler.schedule()
+        except AssertionError:
+            # Seen in 0.32: it takes the load of a request that a reset has preempted for a store.
+            if self._host is None or not was_reset:
+                raise
+            raise RuntimeError(
+                "vLLM's offloading connector fails where a reset preempts requests that it finds "
+                "in host memory"
+            ) from None
 
     def _admitted(self, one: Live, found: int) -> None:
         one.known = one.after

@@ -36,7 +36,7 @@ class Recorded:
         assert self.workload.measured.outcome is not None
         return self.workload.measured.outcome
 
-    def configuration(self, blocks: int | None = None, **settings: int | bool) -> Configuration:
+    def configuration(self, blocks: int | None = None, **settings: float | bool) -> Configuration:
         """The recorded one with these settings; ``blocks`` as vLLM counts them."""
         choices = Choices(
             blocks=pools(str(blocks)) if blocks else (),
@@ -47,7 +47,7 @@ class Recorded:
             self.base,
         )[0]
 
-    def simulate(self, model: Path, blocks: int | None = None, **settings: int | bool) -> Outcome:
+    def simulate(self, model: Path, blocks: int | None = None, **settings: float | bool) -> Outcome:
         """What vLLM's scheduler does with the session's requests and these settings."""
         configuration = self.configuration(blocks, **settings)
         engine = Engine(

@@ -26,6 +26,7 @@ from tests.whatif import truth
 from tests.whatif.hybrids import shared, window
 from tests.whatif.offloading import ClockedWorker, connector
 from tests.whatif.simulating import Recorded
+from tests.whatif.test_drops import FOUND, at_work, in_rounds
 from tests.whatif.test_exact import LIMITS
 from tests.whatif.truth import Truth
 
@@ -236,6 +237,40 @@ def test_a_step_waits_for_blocks_that_are_taken_before_they_were_copied(
     # A constant step says nothing of what a token takes.
     host = host_of(found)
     assert (host.compute_sec, host.saved_sec, host.confidence) == (None, None, None)
+
+
+def test_resets_empty_the_pool_alone(model: Path, tmp_path: Path) -> None:
+    """Four rounds of the same prompts, with a reset between two: the pool finds nothing again, and
+    the host finds all."""
+    source = Recorded(in_rounds(model, tmp_path / "s").session)
+    found = source.simulate(model, host_gib=1.0)
+    assert (found.hit_tokens, host_of(found).hit_tokens) == (0, FOUND)
+
+
+def test_resets_that_preempt_requests(model: Path, tmp_path: Path) -> None:
+    """They preempt requests, of which vLLM's connector then finds the blocks: there it fails. What
+    is simulated says so."""
+    true = truth.run(
+        model,
+        tmp_path / "s",
+        SMALL,
+        requests=shared(),
+        step_sec=truth.device,
+        abort=at_work(7),
+        **LIMITS,
+    )
+    with pytest.raises(RuntimeError, match="a reset preempts requests"):
+        Recorded(true.session).simulate(model, host_gib=1.0, host_bandwidth=0.001)
+
+
+def test_without_prefix_caching_nothing_is_found(model: Path, tmp_path: Path) -> None:
+    true = truth.run(
+        model, tmp_path / "s", SMALL, requests=shared(), step_sec=truth.device, **LIMITS
+    )
+    source = Recorded(true.session)
+    found = source.simulate(model, host_gib=1.0, prefix_caching=False)
+    assert found.query_tokens == 0
+    assert found.requests == len(shared())
 
 
 def test_confidence() -> None:

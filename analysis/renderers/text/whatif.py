@@ -99,18 +99,17 @@ def _host(found: Simulated) -> Iterator[Line]:
     rows = _rows(found)
     if not any(outcome.host for outcome in rows):
         return
-    heads = ("", "pool", "host", "loaded", "stored", "copying back", "time saved")
+    heads = ("", "pool", "host", "loaded", "stored", "saved")
     cells = []
     for outcome in rows:
         host = outcome.host
         cells.append(
             (
-                shortened(outcome.label, _LABEL),
+                shortened(outcome.label, _LABEL - 2),
                 share(outcome.hit_rate),
                 share(host.hit_rate) if host else "",
                 byte_size(host.loaded_bytes) if host else "",
                 byte_size(host.stored_bytes) if host else "",
-                seconds(host.load_sec) if host else "",
                 seconds(host.saved_sec) if host else "",
             )
         )
@@ -122,7 +121,7 @@ def _saved(rows: list[Outcome]) -> str:
     """What the time saved is, and how well it is known."""
     hosts = [outcome.host for outcome in rows if outcome.host and outcome.host.gib is not None]
     what = (
-        "pool and host: shares of the prompt tokens, each found there first. Time saved: what "
+        "pool and host: shares of the prompt tokens, each found there first. Saved: what "
         "computing the loaded tokens would have taken, less what copying them back took"
     )
     sure = next((host.confidence for host in hosts if host.confidence), None)

@@ -313,7 +313,8 @@ def test_the_command(model: Path, tmp_path: Path) -> None:
     )
     shown = invoke("whatif", true.session, "--host-gib=0.001", "--host-chunk=64", "--jobs=1").stdout
     assert "Host memory" in shown
-    assert max(map(len, shown.splitlines())) <= 80
+    tables = shown[shown.index("Host memory") : shown.index("Scheduling")]
+    assert max(map(len, tables.splitlines())) <= 80
     assert "0.001 GiB host, chunks of" in shown
     assert "confidence, by the fit of the step times" in " ".join(shown.split())
 

@@ -22,6 +22,7 @@ from profilemate.commands.shared.options import (
     RequestsAfter,
     SessionArgument,
     opened,
+    output_file,
 )
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show_line
@@ -74,17 +75,7 @@ def users(text: str) -> int:
 @dataclass(frozen=True)
 class LoadOptions:
     session: SessionArgument = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="The load's file. Default: load.FORMAT.jsonl in the session's folder. "
-            "Only you can read the file.",
-            show_default=False,
-        ),
-    ] = None
+    output: Annotated[Path | None, output_file("The load's file.", "load.FORMAT.jsonl")] = None
     format: Annotated[
         Format,
         typer.Option(

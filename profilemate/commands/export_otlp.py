@@ -13,7 +13,7 @@ import typer
 from analysis.errors import RuleError
 from profilemate.commands.shared.exported import RequestsOption, WindowOption, part_of
 from profilemate.commands.shared.files import writable, written
-from profilemate.commands.shared.options import Period, SessionArgument
+from profilemate.commands.shared.options import Period, SessionArgument, output_file
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show_line
 
@@ -40,17 +40,7 @@ def address(text: str) -> str:
 @dataclass(frozen=True)
 class OtlpOptions:
     session: SessionArgument = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help=f"A file of OTLP's JSON. Default: {FILE} in the session's folder. "
-            "Only you can read the file.",
-            show_default=False,
-        ),
-    ] = None
+    output: Annotated[Path | None, output_file("A file of OTLP's JSON.", FILE)] = None
     endpoint: Annotated[
         str | None,
         typer.Option(

@@ -11,7 +11,7 @@ import typer
 
 from profilemate.commands.shared.exported import RequestsOption, WindowOption, part_of
 from profilemate.commands.shared.files import writable, written
-from profilemate.commands.shared.options import Period, SessionArgument
+from profilemate.commands.shared.options import Period, SessionArgument, output_file
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show_line
 
@@ -21,17 +21,7 @@ FILE = "trace.pftrace"
 @dataclass(frozen=True)
 class PerfettoOptions:
     session: SessionArgument = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help=f"The trace's file. Default: {FILE} in the session's folder. "
-            "Only you can read the file.",
-            show_default=False,
-        ),
-    ] = None
+    output: Annotated[Path | None, output_file("The trace's file.", FILE)] = None
     window: WindowOption = None
     requests: RequestsOption = None
     torch: Annotated[

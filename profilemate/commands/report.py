@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from profilemate.commands.shared.files import writable, write
 from profilemate.commands.shared.options import (
     FROM_THE_BEGINNING,
@@ -19,6 +17,7 @@ from profilemate.commands.shared.options import (
     RequestsAfter,
     SessionArgument,
     opened,
+    output_file,
 )
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.replaying import (
@@ -34,17 +33,7 @@ FILE = "report.html"
 @dataclass(frozen=True)
 class ReportOptions:
     session: SessionArgument = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help=f"The page's file. Default: {FILE} in the session's folder. "
-            "Only you can read the file.",
-            show_default=False,
-        ),
-    ] = None
+    output: Annotated[Path | None, output_file("The page's file.", FILE)] = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False

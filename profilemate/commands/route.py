@@ -19,6 +19,8 @@ from profilemate.commands.shared.options import (
     Labels,
     LastHalf,
     RequestsAfter,
+    TimeUnit,
+    TokensPerId,
 )
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show
@@ -122,25 +124,8 @@ class RouteOptions:
             show_default=False,
         ),
     ] = None
-    tokens_per_id: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens-per-id",
-            metavar="TOKENS",
-            parser=count,
-            help="Tokens that an id of a trace stands for. Default: what its lengths prove.",
-            show_default=False,
-        ),
-    ] = None
-    time_unit: Annotated[
-        str | None,
-        typer.Option(
-            "--time-unit",
-            metavar="UNIT",
-            help="Unit of a trace's times: s, ms, us or ns. Default: that of its kind, else ms.",
-            show_default=False,
-        ),
-    ] = None
+    tokens_per_id: TokensPerId = None
+    time_unit: TimeUnit = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False

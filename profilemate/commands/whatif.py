@@ -19,11 +19,13 @@ from profilemate.commands.shared.options import (
     LastHalf,
     Period,
     RequestsAfter,
+    TimeUnit,
+    TokensPerId,
     opened,
 )
 from profilemate.commands.shared.progress import status
 from profilemate.commands.shared.stdout import show
-from profilemate.commands.shared.values import count, folder
+from profilemate.commands.shared.values import folder
 
 if TYPE_CHECKING:
     from analysis.tables.session import Session
@@ -177,25 +179,8 @@ class WhatifOptions:
             show_default=False,
         ),
     ] = None
-    tokens_per_id: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens-per-id",
-            metavar="TOKENS",
-            parser=count,
-            help="Tokens that an id of a trace stands for. Default: what its lengths prove.",
-            show_default=False,
-        ),
-    ] = None
-    time_unit: Annotated[
-        str | None,
-        typer.Option(
-            "--time-unit",
-            metavar="UNIT",
-            help="Unit of a trace's times: s, ms, us or ns. Default: that of its kind, else ms.",
-            show_default=False,
-        ),
-    ] = None
+    tokens_per_id: TokensPerId = None
+    time_unit: TimeUnit = None
     after: After = FROM_THE_BEGINNING
     requests_after: RequestsAfter = 0
     last_half: LastHalf = False

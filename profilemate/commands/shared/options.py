@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -76,7 +76,37 @@ Labels = Annotated[
         show_default=False,
     ),
 ]
+TokensPerId = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens-per-id",
+        metavar="TOKENS",
+        parser=count,
+        help="Tokens that an id of a trace stands for. Default: what its lengths prove.",
+        show_default=False,
+    ),
+]
+TimeUnit = Annotated[
+    str | None,
+    typer.Option(
+        "--time-unit",
+        metavar="UNIT",
+        help="Unit of a trace's times: s, ms, us or ns. Default: that of its kind, else ms.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def output_file(what: str, default: str) -> Any:
+    """The option ``-o FILE`` of a command that writes one file, by default into the session."""
+    return typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help=f"{what} Default: {default} in the session's folder. Only you can read the file.",
+        show_default=False,
+    )
 
 
 class Part(Protocol):

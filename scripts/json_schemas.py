@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from analysis.renderers.json import KINDS, VERSION
+from profilemate.commands import doctor_ray
 from profilemate.live import frame
 from profilemate.live.watching import View
 
@@ -34,16 +35,20 @@ def schemas() -> dict[str, dict[str, Any]]:
             one["properties"] = version | one["properties"]
             one["required"] = [*version, *one["required"]]
         found[kind] = _titled(kind, made[0] if len(made) == 1 else _any_of(made))
-    found["live"] = _titled("live", _live())
+    found["live"] = _titled("live", _listed("live", frame.VERSION, "sessions", View))
+    found["nodes"] = _titled(
+        "nodes", _listed("nodes", doctor_ray.VERSION, "nodes", doctor_ray.Node)
+    )
     return found
 
 
-def _live() -> dict[str, Any]:
-    view = _schema(View)
-    parts = view.pop("$defs", {})
+def _listed(kind: str, version: int, key: str, of: type) -> dict[str, Any]:
+    """An object with a version and a list."""
+    one = _schema(of)
+    parts = one.pop("$defs", {})
     properties = {
-        "live_version": {"const": frame.VERSION},
-        "sessions": {"type": "array", "items": view},
+        f"{kind}_version": {"const": version},
+        key: {"type": "array", "items": one},
     }
     return {
         "$defs": parts,

@@ -11,7 +11,8 @@ again, and is not: it is the result of that item.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -34,6 +35,9 @@ LOOK_SEC = 0.5
 CANCELLED_SEC = 10
 """How long tasks that are given up may take to end."""
 
+CONNECT_SEC = 10.0
+"""How long a cluster may take to accept a connection."""
+
 LONGEST_REASON = 400
 
 MISSING = f"--ray needs Ray, which is not installed; {pip_install('ray')}"
@@ -49,16 +53,17 @@ class Failed:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
+def connected(address: str, runtime_env: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Be a driver of this cluster within the block.
 
     What is printed to stdout within it goes nowhere, as Ray would say there which machines died.
-    The machines get this profilemate's own code, for as long as the block takes. What it imports
-    has to be installed there.
 
     Args:
         address: as ``ray.init`` takes it: ``host:port``, ``ray://host:port``, or ``auto`` for the
             cluster that this machine belongs to.
+        runtime_env: what the machines' processes begin with. By default they get this
+            profilemate's own code, for as long as the block takes; what it imports has to be
+            installed there.
 
     Raises:
         RuleError: Ray is not installed, or there is no such cluster.
@@ -68,29 +73,51 @@ def connected(address: str) -> Iterator[None]:
         raise RuleError(MISSING)
     if not address or address == "local":
         raise RuleError(f"--ray: {address!r} is no address; write host:port or auto")
+    _knock(address)
     # What profilemate does on a cluster is nobody else's business.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        _connect(address)
+        _connect(address, _own_code() if runtime_env is None else runtime_env)
         try:
             yield
         finally:
             ray.shutdown()
 
 
-def _connect(address: str) -> None:
-    import ray
-
+def _own_code() -> dict[str, Any]:
     root = Path(__file__).resolve().parent.parent.parent
     modules = [str(root / package) for package in _PACKAGES]
+    return {"py_modules": modules, "excludes": ["**/__pycache__/"]}
+
+
+def _knock(address: str) -> None:
+    """Find out soon whether anybody answers: Ray itself tries for minutes.
+
+    Raises:
+        RuleError: nobody does.
+
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SEC).close()
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise RuleError(f"--ray {address}: no cluster can be reached: {why}") from None
+
+
+def _connect(address: str, runtime_env: Mapping[str, Any]) -> None:
+    import ray
+
     try:
         ray.init(
             address=address,
             log_to_driver=False,
             logging_level="ERROR",
-            runtime_env={"py_modules": modules, "excludes": ["**/__pycache__/"]},
+            runtime_env=dict(runtime_env),
         )
     except Exception as error:
         raise RuleError(f"--ray {address}: no cluster can be reached: {reason(error)}") from None

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -19,7 +18,6 @@ from profilemate.fleet.local import THREADS
 from profilemate.fleet.order import Order
 from profilemate.fleet.reading import Read, read
 
-CONNECT_SEC = 10.0
 MOST_OF_A_TASK = 8
 """Sessions that one task reads: beginning a task takes as long as reading a small session."""
 AT_ONCE = 2
@@ -37,7 +35,6 @@ def cluster(address: str, jobs: int) -> Iterator[Cluster]:
         RuleError: Ray is not installed, or nothing answers there.
 
     """
-    _knock(address)
     with _new(jobs) if address == "local" else tasks.connected(address):
         import ray
 
@@ -63,23 +60,6 @@ def _new(processors: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Find out soon whether anybody answers: Ray itself tries for minutes.
-
-    Raises:
-        RuleError: nobody does.
-
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), CONNECT_SEC).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RuleError(f"--ray {address}: no cluster can be reached: {reason}") from None
 
 
 class Cluster:

@@ -51,3 +51,24 @@ def home(_: None, number: int) -> str:
     import profilemate
 
     return profilemate.__file__
+
+
+def recorded(root: str, model: str, seed: int) -> tuple[int, list[str]]:
+    """Run vLLM's scheduler with nothing but what the process began with.
+
+    Returns:
+        The process id, and the places from which profilemate and the variables came.
+
+    """
+    import sys
+
+    # For the tests' own modules alone: it comes last.
+    sys.path.append(root)
+    from tests.support import scheduler
+
+    driven = scheduler.build_scheduler(Path(model), 64)
+    request = scheduler.RequestMaker()(f"request-{seed}", scheduler.tokens(seed, 100 + seed), 4)
+    scheduler.drive(driven, [(0.0, request)])
+    import profilemate
+
+    return os.getpid(), [profilemate.__file__, os.environ["VLLM_PROFILING_DIR"]]

@@ -116,7 +116,7 @@ def fleet(options: FleetOptions) -> int:
       profilemate fleet ~/runs --by deployment --gpu-hour 2.50
       profilemate fleet 'runs/2026-02-*' -o fleet.html --reports reports
       profilemate fleet /shared/runs --ray auto
-      profilemate fleet ~/runs --json | jq '.outliers[] | {replica, measure, value}'
+      profilemate fleet ~/runs --json | jq '.outliers[] | {replica, measure}'
 
     \b
     Exit codes:

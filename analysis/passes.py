@@ -450,7 +450,7 @@ def _about(session: Session) -> About:
         return None if value is None else str(value)
 
     return About(
-        directory=str(session.directory.absolute()),
+        directory=session.url or str(session.directory.absolute()),
         session_id=text("session_id") or session.directory.absolute().name,
         state=session.state,
         note=session.note,
@@ -465,4 +465,5 @@ def _about(session: Session) -> About:
             other.name for other in siblings(session.directory) if other != session.directory
         ),
         marks=marks.read(session.directory),
+        missing_bytes=session.missing_bytes,
     )

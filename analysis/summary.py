@@ -59,6 +59,9 @@ class About:
     pauses of the recording all figures but the cost are, None where it never paused. ``snapshot``:
     of which session it is one, else None. ``siblings``: the names of the other sessions that the
     same program left beside it. ``marks``: the moments that the user marked, warm-up included.
+    ``directory``: the session's folder, or its URL where it was fetched from object storage.
+    ``missing_bytes``: of tables that the collector wrote and that are not there; None where the
+    session is not complete.
     """
 
     directory: str
@@ -74,6 +77,7 @@ class About:
     snapshot: Snapshot | None
     siblings: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
+    missing_bytes: int | None = None
 
 
 @dataclass(frozen=True)

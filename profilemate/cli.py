@@ -33,6 +33,8 @@ _EXTRAS = {
     "perfetto": "export",
     "tokenizers": "export",
     "opentelemetry": "export",
+    "ray": "ray",
+    "obstore": "storage",
 }
 """The extra that has a package which may be missing."""
 

@@ -204,7 +204,8 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 def _all_different(sessions: Sequence[Session]) -> None:
     seen: dict[Any, str] = {}
     for name, session in zip(NAMES, sessions, strict=False):
-        folder = session.directory.resolve()
-        if folder in seen:
-            raise RuleError(f"{seen[folder]} and {name} are the same session: {session.directory}")
-        seen[folder] = name
+        place = session.url or session.directory.resolve()
+        if place in seen:
+            shown = session.url or session.directory
+            raise RuleError(f"{seen[place]} and {name} are the same session: {shown}")
+        seen[place] = name

@@ -7,10 +7,8 @@ If a table was removed or cut, the figures that rest on it are wrong and look ri
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from analysis.summary import Summary
-from analysis.tables import session_files
 
 
 def contradictions(summary: Summary) -> tuple[str, ...]:
@@ -25,16 +23,11 @@ def contradictions(summary: Summary) -> tuple[str, ...]:
 
 
 def _found(summary: Summary) -> Iterator[str]:
-    window = summary.session.window
-    written = summary.cost.table_bytes or 0
-    if not Path(summary.session.directory).is_dir():
-        return  # It was a copy of what is in object storage.
-    there = session_files.find(Path(summary.session.directory), hold=False).text_bytes()
-    there += 0 if window is None else window.removed_bytes
-    if there < written:
+    written, missing = summary.cost.table_bytes or 0, summary.session.missing_bytes or 0
+    if missing:
         yield (
-            f"the collector wrote {written:,} bytes of tables, and {there:,} are there: tables are "
-            "missing or cut"
+            f"the collector wrote {written:,} bytes of tables, and {written - missing:,} are "
+            "there: tables are missing or cut"
         )
     moved, evicted, requests = summary.allocations, summary.evictions, summary.requests
     counted, by_reason = moved.allocated.evicted_blocks, evicted.by_reason

@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from analysis.errors import SessionError, unreadable
+from analysis.tables.files import opened
 
 TEXT_COLUMN, FILE_COLUMN = "text", "file"
 PART_BYTES = 1 << 20
@@ -46,6 +47,9 @@ class KeptText:
 
         """
         known, size = hashlib.sha256(), 0
+        # Polars would wait for what a pipe or a device gives, and follow a link.
+        with self._failures_in_one_line(), opened(self.path, follow=False):
+            pass
         for number in range(self.first, self.first + self.parts):
             with self._failures_in_one_line():
                 scan = pl.scan_parquet(self.path, glob=False)

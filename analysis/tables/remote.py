@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 
 from analysis.errors import SessionError
@@ -27,15 +28,17 @@ from profilemate.format.urls import url_of
 _AT_ONCE = 4
 _STAMP = re.compile(r"session_(\d{8}_\d{6})")
 _WILD = re.compile(r"[*?\[]")
-_IN_SEGMENT = re.compile(r"segments/\d{4,9}/(segment\.json|[a-z0-9_.]+\.(csv|jsonl)\.gz)")
+_IN_SEGMENT = re.compile(r"segments/([0-9]{4,9})/(segment\.json|[a-z0-9_.]+\.(csv|jsonl)\.gz)")
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A session's files on this machine. ``directory`` is there as long as the copy lives."""
+    """A session's files on this machine. ``directory`` is there as long as the copy lives.
+    ``left_out``: the numbers of closed segments that come before a gap, and are not read."""
 
     url: str
     directory: Path
+    left_out: tuple[int, ...]
     _held: tempfile.TemporaryDirectory[str] = field(repr=False)
 
 
@@ -68,7 +71,9 @@ def fetch(url: str) -> Copy:
 
     """
     store = Store(url)
-    wanted = _whole([each for each in store.objects() if _is_wanted(each.name)])
+    wanted, left_out = _after_gaps(
+        _whole([each for each in store.objects() if _is_wanted(each.name)])
+    )
     if not _is_session([each.name for each in wanted]):
         raise SessionError(f"{url} is no session, or not all of it is there yet")
     held = tempfile.TemporaryDirectory(prefix="profilemate-")
@@ -93,7 +98,7 @@ def fetch(url: str) -> Copy:
     except BaseException:
         held.cleanup()
         raise
-    return Copy(url, directory, held)
+    return Copy(url, directory, left_out, held)
 
 
 def _whole(found: Sequence[Object]) -> list[Object]:
@@ -107,6 +112,22 @@ def _whole(found: Sequence[Object]) -> list[Object]:
         if not each.name.startswith(f"{SEGMENTS_FOLDER}/")
         or each.name.rpartition("/")[0] in indexed
     ]
+
+
+def _after_gaps(found: Sequence[Object]) -> tuple[list[Object], tuple[int, ...]]:
+    """The files without those of segments before a gap, as an upload leaves one where a segment was
+    removed before it was sent; and the numbers of these segments."""
+    number_of = {each: _segment_of(each.name) for each in found}
+    numbers = sorted({number for number in number_of.values() if number is not None})
+    gaps = [after for before, after in pairwise(numbers) if after != before + 1]
+    first = max(gaps, default=0)
+    kept = [each for each, number in number_of.items() if number is None or number >= first]
+    return kept, tuple(number for number in numbers if number < first)
+
+
+def _segment_of(name: str) -> int | None:
+    match = _IN_SEGMENT.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def is_on_its_way(copy: Copy) -> bool:
@@ -151,9 +172,21 @@ def _below(url: str) -> list[str]:
         for name in names:
             child, _, rest = name.partition("/")
             children.setdefault(child, []).append(rest)
-        return [f"{url}/{child}" for child, rest in children.items() if _is_session(rest)]
-    folders = Store(url).folders()
+        return [
+            f"{url}/{child}"
+            for child, rest in children.items()
+            if _is_session(rest) and _is_name(child)
+        ]
+    folders = filter(_is_name, Store(url).folders())
     return [f"{url}/{each}" for each in folders if _is_session_at(f"{url}/{each}")]
+
+
+def _is_name(name: str) -> bool:
+    """Whether a part of a key may be the last part of a URL. A bucket's keys can be anything."""
+    try:
+        return url_of(f"s3://bucket/{name}") == f"s3://bucket/{name}" and "%" not in name
+    except SessionError:
+        return False
 
 
 def _is_session_at(url: str) -> bool:
@@ -175,7 +208,7 @@ def _matching(pattern: str) -> list[str]:
                 f"{place}/{name}"
                 for place in places
                 for name in Store(place).folders()
-                if fnmatchcase(name, part)
+                if fnmatchcase(name, part) and _is_name(name)
             ]
     return [place for place in places if _is_session_at(place)]
 

@@ -34,7 +34,7 @@ from analysis.tables.completing import State as State
 from analysis.tables.faults import first_fault, shown
 from analysis.tables.find import find_session
 from analysis.tables.labels import Label
-from analysis.tables.metadata import number, part, parts, text, wall_clock
+from analysis.tables.metadata import number, part, parts, text, wall_clock, whole
 from analysis.tables.metadata import read as metadata_of
 from analysis.tables.owner import another as owner_of_another
 from analysis.tables.pauses import Period
@@ -56,6 +56,7 @@ from analysis.tables.snapshot import Snapshot
 from analysis.tables.snapshot import of as snapshot_of
 from analysis.tables.soundness import DAMAGED, Order, is_damaged
 from analysis.tables.window import Window
+from profilemate.format.segments import folder_name
 from profilemate.format.session import JOURNAL_FOLDER, KEPT_FOLDER, METADATA_FILE
 from profilemate.format.urls import is_url
 
@@ -109,6 +110,16 @@ class Session:
     def snapshot(self) -> Snapshot | None:
         """Of which session it is a snapshot; None if it is none."""
         return snapshot_of(self.metadata)
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """Bytes of tables that the collector wrote and that are not there; None where the session
+        is not complete."""
+        if self.state != "complete":
+            return None
+        written = whole(part(self.metadata, "cost").get("table_bytes")) or 0
+        removed = 0 if self.window is None else self.window.removed_bytes
+        return max(0, written - removed - self.files.text_bytes())
 
     @property
     def goes_on(self) -> bool:
@@ -506,6 +517,11 @@ def _found(path: str | os.PathLike[str] | None, *, complete: bool) -> Session:
         if is_on_its_way:
             why = "it is still being uploaded, and what follows is what is there so far"
         note = f"{note}; {why}"
+    if copy.left_out:
+        note = (
+            f"{note}; a segment after {folder_name(copy.left_out[-1])} is missing there, and what "
+            "follows is what came after it"
+        )
     notes = [note, _of_snapshot(metadata)]
     return Session(copy.directory, metadata, state, "; ".join(filter(None, notes)), copy=copy)
 

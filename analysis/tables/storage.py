@@ -229,6 +229,11 @@ class Store:
                 f"cannot {verb} {place}: the store refuses; check the credentials of the "
                 "environment, and what they may do"
             ) from None
+        except known.InvalidPathError:
+            raise SessionError(
+                f"cannot {verb} {place}: a key there is no path, as it has '..' or two slashes in "
+                "a row; name a place without such keys"
+            ) from None
         except (known.BaseError, OSError, TimeoutError, ValueError, TypeError) as error:
             if "NoSuchBucket" in str(error):
                 raise SessionError(f"cannot {verb} {place}: there is no such bucket") from None

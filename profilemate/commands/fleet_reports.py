@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,9 @@ from profilemate.messages import say
 if TYPE_CHECKING:
     from analysis.fleet.merging import Fleet, One
 
+LONGEST_STEM = 100
+"""Characters of a report's name that are a session's id."""
+
 
 def there(found: Fleet) -> Mapping[str, Path]:
     """The reports that lie in the sessions' folders, by the session's path."""
@@ -26,7 +31,8 @@ def there(found: Fleet) -> Mapping[str, Path]:
         for one in found.sessions
         if not is_url(one.origin.path)
     }
-    return {path: file for path, file in files.items() if file.is_file()}
+    # A link in a session of somebody else's could lead to any file of this machine.
+    return {path: file for path, file in files.items() if file.is_file() and not file.is_symlink()}
 
 
 def written(found: Fleet, folder: Path) -> Mapping[str, Path]:
@@ -45,14 +51,26 @@ def written(found: Fleet, folder: Path) -> Mapping[str, Path]:
             f"cannot make {folder}: {error.strerror or error}; name another folder with --reports"
         ) from None
     made: dict[str, Path] = {}
+    names = _names([one.origin.session_id for one in found.sessions])
     with bars(["reports"], len(found.sessions)) as show_done:
-        for number, one in enumerate(found.sessions, start=1):
-            file = folder / f"{one.origin.session_id}.html"
+        for number, (one, name) in enumerate(zip(found.sessions, names, strict=True), start=1):
+            file = folder / name
             if (page := _page(one)) is not None:
                 write(writable(file, "--reports"), page)
                 made[one.origin.path] = file
             show_done(0, number)
     return made
+
+
+def _names(session_ids: Sequence[str]) -> list[str]:
+    """A file's name for each session, no two alike: an id is what metadata.json says, and may be a
+    path, or another session's."""
+    names: dict[str, None] = {}
+    for each in session_ids:
+        stem = re.sub(r"[^\w.-]", "_", each, flags=re.ASCII).lstrip(".")[:LONGEST_STEM] or "session"
+        alike = (f"{stem}-{number}.html" for number in count(2))
+        names[next(name for name in chain([f"{stem}.html"], alike) if name not in names)] = None
+    return [*names]
 
 
 def _page(one: One) -> str | None:

@@ -248,9 +248,10 @@ def _recorded(options: RouteOptions) -> Recorded:
     traces.for_sessions_no_option(tokens_per_id=options.tokens_per_id, time_unit=options.time_unit)
     named: list[Path | None] = [*sources] or [None]
     opened = [open_session(source, label_rules=options.labels) for source in named]
-    folders = [one.directory.resolve() for one in opened]
-    for at, one in enumerate(folders):
-        if one in folders[:at]:
+    # Each copy of what a URL names has a folder of its own.
+    places = [one.url or one.directory.resolve() for one in opened]
+    for at, one in enumerate(places):
+        if one in places[:at]:
             raise RuleError(f"{one} is there twice; give the session of each replica once")
     return replicas.of_sessions(opened)
 

@@ -15,6 +15,7 @@ import polars as pl
 
 from analysis.errors import SessionError
 from analysis.tables import parquet_index, remote
+from analysis.tables.faults import shown
 from analysis.tables.find import find_session
 from analysis.tables.parquet_index import ParquetIndex, SourceFile
 from analysis.tables.parquet_table import ParquetTable
@@ -50,12 +51,8 @@ def unpack(path: Path | None, target: Path | None, progress: Progress | None) ->
     if not parquet_index.is_there(directory):
         raise SessionError(f"{directory} is no Parquet session: it has no {INDEX_FILE}")
     index = parquet_index.read(directory)
-    if not index.session or "/" in index.session or index.session.startswith("."):
-        raise SessionError(
-            f"{directory / INDEX_FILE}: the session has no name; restore the recorded file"
-        )
     beside = directory.resolve().parent if copy is None else Path.cwd()
-    place = Path(os.path.abspath(beside / index.session if target is None else target))
+    place = Path(os.path.abspath(beside / _name(index, directory) if target is None else target))
     total = sum(each.size for each in index.files)
     with made(place) as scratch:
         done = 0
@@ -66,6 +63,16 @@ def unpack(path: Path | None, target: Path | None, progress: Progress | None) ->
                 progress(done, total)
         _copy(directory, scratch)
     return place
+
+
+def _name(index: ParquetIndex, directory: Path) -> str:
+    """The name that the session had, which may be anything in an index of somebody else's."""
+    name = index.session
+    if not name.isprintable() or "/" in name or name[:1] in ("", "."):
+        raise SessionError(
+            f"{directory / INDEX_FILE}: {shown(name)} is no name for a folder; name one with -o"
+        )
+    return name
 
 
 def _texts(index: ParquetIndex) -> Iterator[tuple[SourceFile, Iterator[bytes]]]:

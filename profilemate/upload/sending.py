@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import time
 from contextlib import suppress
 from typing import BinaryIO
@@ -31,7 +32,7 @@ ORPHANED_SEC = 900.0
 """The collector writes once a second. If it has not for so long, it is gone, and the next one
 starts an uploader of its own."""
 
-_NUMBER = re.compile(r"\d{4,9}")
+_NUMBER = re.compile(r"[0-9]{4,9}")
 
 
 class Sender:
@@ -72,7 +73,7 @@ class Sender:
             return False
         for name in self._session.names():
             info = self._session.stat(name)
-            if self._is_of_the_end(name) and info is not None:
+            if info is not None and self._is_of_the_end(name, info):
                 self._file(self._session, name, name, again=True)
         self._file(self._session, METADATA_FILE, METADATA_FILE, again=True)
         self._progress.complete, self._progress.problem = True, None
@@ -100,9 +101,10 @@ class Sender:
             return False
         return json.loads(self._session.read(METADATA_FILE)).get("ended_at") is not None
 
-    def _is_of_the_end(self, name: str) -> bool:
-        """Whether it is sent once the session has ended: tables, totals, marks."""
-        is_file = not name.startswith(".") and not self._session.has_folder(name)
+    def _is_of_the_end(self, name: str, info: os.stat_result) -> bool:
+        """Whether it is sent once the session has ended: tables, totals, marks. A pipe that
+        somebody put there would hold up all, and a link lead elsewhere."""
+        is_file = not name.startswith(".") and stat.S_ISREG(info.st_mode)
         return is_file and name not in (METADATA_FILE, UPLOAD_FILE)
 
     def _closed(self) -> list[int]:
@@ -154,7 +156,7 @@ def upload(sender: Sender, progress: Progress) -> int:
             if sender.turn():
                 progress.write()
                 return 0
-        except (SessionError, OSError, ValueError, LookupError) as error:
+        except (SessionError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             progress.failed(_line(error))
             wait = min(2 * wait, LONGEST_WAIT_SEC)
         else:

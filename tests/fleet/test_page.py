@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -43,6 +44,33 @@ def test_reports_are_written_where_asked(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("report.html"))
     done = invoke("fleet", tmp_path, "--reports", tmp_path / "pages")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_a_report_is_written_into_the_folder_whatever_the_session_is_called(tmp_path: Path) -> None:
+    """And no session's takes the place of another's."""
+    ids = ("../../up", str(tmp_path / "absolute"), "alike", "alike", ".", "a\0b", "x" * 300)
+    for number, session_id in enumerate(ids):
+        made(tmp_path / "runs", f"r{number}", session_id=session_id)
+    content = page(tmp_path / "runs", "--reports", tmp_path / "deep" / "pages")
+    written = {each.name for each in (tmp_path / "deep" / "pages").iterdir()}
+    assert len(written) == len(ids)
+    assert {link.rpartition("/")[2] for link in links(content)} == written
+    assert {each.name for each in tmp_path.rglob("*.html")} == written | {"fleet.html"}
+    assert not [*tmp_path.glob("*.html")]
+
+
+def test_a_link_in_place_of_a_report_is_none(tmp_path: Path) -> None:
+    secret = tmp_path / "elsewhere.html"
+    secret.write_text("not a session's")
+    (made(tmp_path / "runs", "a").folder / "report.html").symlink_to(secret)
+    assert links(page(tmp_path / "runs")) == []
+
+
+def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
+    folder = made(tmp_path, "a").folder
+    (folder / "report.html").write_text("a report")
+    os.rename(folder, os.fsencode(tmp_path) + b"/javascript:\xff")
+    assert links(page(tmp_path)) == ["javascript%3A%FF/report.html"]
 
 
 def test_what_clients_and_hosts_are_called_stays_text(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -72,11 +73,15 @@ class TestFiles:
         (folder / name).unlink()
         assert_refused(folder, name, "No such file")
 
-    def test_a_pipe_or_a_link(self, folder: Path) -> None:
-        path = folder / EVICTIONS
-        path.rename(folder / "elsewhere")
-        path.symlink_to("elsewhere")
-        assert_refused(folder, EVICTIONS)
+    @pytest.mark.parametrize("name", [EVICTIONS, "texts.parquet"])
+    def test_a_pipe_or_a_link(self, folder: Path, name: str) -> None:
+        path = folder / name
+        path.rename(folder.with_name("elsewhere"))
+        path.symlink_to("../elsewhere")
+        assert_refused(folder, name)
+        path.unlink()
+        os.mkfifo(path)
+        assert_refused(folder, name, "it is a pipe or a device")
 
 
 class TestForged:
@@ -193,9 +198,13 @@ class TestIndex:
         forge(folder, change)
         assert_refused(folder, "parquet.json", says)
 
-    def test_a_name_that_leads_elsewhere(self, folder: Path) -> None:
-        forge(folder, lambda index: index.update(session="../evil"))
-        assert_fails(invoke("unpack", folder), "the session has no name")
+    @pytest.mark.parametrize("name", ["../evil", "", ".", "a\0b", "a\nb", "\x1b[2J", "\ud800"])
+    def test_a_name_that_is_none(self, folder: Path, tmp_path: Path, name: str) -> None:
+        forge(folder, lambda index: index.update(session=name))
+        before = [*tmp_path.iterdir()]
+        assert_fails(invoke("unpack", folder), "is no name for a folder; name one with -o")
+        assert [*tmp_path.iterdir()] == before
+        assert invoke("unpack", folder, "-o", tmp_path / "named").returncode == 0
 
 
 class TestRows:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -94,6 +97,68 @@ class TestSessions:
         assert [*tmp_path.iterdir()] == [opened.directory.parent]
         del opened
         assert [*tmp_path.iterdir()] == []
+
+    def test_after_a_gap_in_its_segments(self, large: Path, place: str, tmp_path: Path) -> None:
+        """What came after the gap is read, as a window is, and it is said."""
+        folder = shutil.copytree(large, tmp_path / large.name)
+        end_sec = open_session(large).end_sec
+        segments.cut_at(folder, *(share * end_sec for share in (0.2, 0.4, 0.6)))
+        send(folder, place)
+        for name in [each.name for each in Store(place).objects()]:
+            if name.startswith("segments/0002/"):
+                Store(place).remove(name)
+        opened = open_session(place)
+        assert [each.number for each in opened.files.segments] == [3]
+        assert opened.note is not None
+        assert "a segment after 0001 is missing there, and what follows is" in opened.note
+        found = said(place)  # type: ignore[arg-type]
+        assert found["session"]["window"]["removed_segments"] == 2
+        segments.remove_before(folder, 3)
+        expected = said(folder)
+        assert found["evictions"] == expected["evictions"]
+        assert found["requests"] == expected["requests"]
+
+    def test_its_url_is_where_it_is(self, large: Path, place: str) -> None:
+        send(large, f"{place}/{large.name}")
+        found = json.loads(invoke("summary", place, "--json").stdout)
+        assert found["session"]["directory"] == f"{place}/{large.name}"
+        assert f"{place}/{large.name}\n" in invoke("summary", place).stdout
+        result = invoke("compare", f"{place}/{large.name}", place)
+        assert_fails(result, f"are the same session: {place}/{large.name}")
+
+    def test_a_table_that_is_missing_there_is_said(self, large: Path, place: str) -> None:
+        send(large, place)
+        metadata = json.loads((large / "metadata.json").read_text())
+        written = sum(path.stat().st_size for path in large.iterdir() if path.suffix != ".json")
+        metadata["cost"] = {"table_bytes": written}
+        Store(place).send_bytes(json.dumps(metadata).encode(), "metadata.json")
+        assert not said(place)["warnings"]  # type: ignore[arg-type]
+        Store(place).remove("moe_experts.csv")
+        warnings = " ".join(said(place)["warnings"])  # type: ignore[arg-type]
+        assert "tables are missing or cut" in warnings
+
+    @pytest.mark.parametrize("name", ["%2E%2E", "a/%2E%2E/%2E%2E/b", ""])
+    def test_a_key_that_is_no_path_is_said(self, place: str, front: Front, name: str) -> None:
+        path = f"/{place.removeprefix('s3://')}/{name}/metadata.json"
+        asked = http.client.HTTPConnection("127.0.0.1", front.port, timeout=60)
+        asked.request("PUT", path, b"{}")
+        assert asked.getresponse().status == 200
+        front.seen.clear()
+        assert_fails(invoke("summary", place), "a key there is no path")
+        assert len(front.seen) == 1
+
+    @pytest.mark.parametrize("name", ["a?b", "a#b", "a%2Fb", "a@b?c"])
+    def test_keys_that_are_no_urls_are_passed_over(
+        self, large: Path, place: str, front: Front, name: str
+    ) -> None:
+        send(large, f"{place}/{large.name}")
+        for file in ("metadata.json", "totals.json"):
+            path = f"/{place.removeprefix('s3://')}/{quote(name)}/{file}"
+            asked = http.client.HTTPConnection("127.0.0.1", front.port, timeout=60)
+            asked.request("PUT", path, b"{}")
+            assert asked.getresponse().status == 200
+        for pattern in (place, f"{place}/*"):
+            assert remote.sessions_at(pattern) == [f"{place}/{large.name}"]
 
 
 class TestBadLines:

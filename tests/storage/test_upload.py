@@ -5,6 +5,7 @@ end, whatever the line does meanwhile; the recording waits for nothing."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -196,6 +197,29 @@ class TestSending:
                 )
                 == []
             )
+
+    def test_pipes_and_links_in_the_folder_are_not_sent(
+        self, large: Path, tmp_path: Path, place: str
+    ) -> None:
+        with running(large, tmp_path) as (folder, own):
+            os.mkfifo(folder / "a-pipe")
+            (folder / "a-link").symlink_to("/etc/passwd")
+            end(folder, large)
+            assert Sender(own, place, Progress(own)).turn() is True
+            assert names_at(place).isdisjoint(("a-pipe", "a-link"))
+            assert open_session(place).state == "complete"
+
+    @pytest.mark.parametrize("content", ["[]", "5", '{"tables": 5}'])
+    def test_an_index_that_is_none_is_said(
+        self, large: Path, tmp_path: Path, place: str, content: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with running(large, tmp_path) as (folder, own):
+            (folder / "segments" / "0002" / "segment.json").write_text(content)
+            progress = Progress(own)
+            sender = Sender(own, place, progress)
+            monkeypatch.setattr(Sender, "is_orphaned", True)
+            assert sending.upload(sender, progress) == 0
+            assert (progress.segments, progress.problem) == (1, "the session is damaged")
 
     def test_who_comes_anew_sends_no_segment_again(
         self, large: Path, tmp_path: Path, place: str, front: Front

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import Template
 from urllib.parse import quote
@@ -111,7 +112,8 @@ def _linked(group: Group, sessions: Sequence[One], reports: Mapping[str, str]) -
 
 
 def _link(where: str, name: str) -> str:
-    return f'<a href="{text(quote(where))}">{name}</a>'
+    # A path need not be UTF-8.
+    return f'<a href="{text(quote(os.fsencode(where)))}">{name}</a>'
 
 
 def _groups(found: Fleet) -> str:

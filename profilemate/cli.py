@@ -33,8 +33,6 @@ _EXTRAS = {
     "perfetto": "export",
     "tokenizers": "export",
     "opentelemetry": "export",
-    "ray": "ray",
-    "obstore": "storage",
 }
 """The extra that has a package which may be missing."""
 

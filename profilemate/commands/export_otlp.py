@@ -33,7 +33,8 @@ def address(text: str) -> str:
     except ValueError:
         known = False
     if not known:
-        raise typer.BadParameter(f"{text!r} is no address; write http://127.0.0.1:4318")
+        # It is not quoted, as a password may stand in it.
+        raise typer.BadParameter("it is no address; write http://127.0.0.1:4318")
     return parts.geturl() if parts.path.strip("/") else parts._replace(path=_PATH).geturl()
 
 

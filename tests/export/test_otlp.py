@@ -214,13 +214,14 @@ def test_headers_and_names_come_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1:4317", "ftp://127.0.0.1", "http://", "http://[::1", ""]
+    "address", ["127.0.0.1:4317", "ftp://me:secret@127.0.0.1", "http://", "http://[::1", ""]
 )
 def test_no_address(session: SessionBuilder, address: str) -> None:
     stories.swept(session)
     done = invoke("export", "otlp", session.folder, "--endpoint", address)
     assert done.returncode == 2
     assert "is no address; write http://127.0.0.1:4318" in " ".join(done.stderr.split())
+    assert "secret" not in done.stderr
 
 
 def test_a_file_or_an_address(session: SessionBuilder, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def read(settings: Config, deployment: str | None) -> bytes:
             raise SecretError(f"the deployment has no id; set {DEPLOYMENT}")
         return derive_secret(_of_deployment(settings.directory, deployment))
     except OSError as error:
-        raise SecretError(f"{error.filename}: {error.strerror}") from None
+        raise SecretError(f"{error.filename or asked}: {error.strerror}") from None
     except SessionError as error:
         raise SecretError(str(error)) from None
 

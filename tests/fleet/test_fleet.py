@@ -259,6 +259,13 @@ def test_the_bill_shows_its_arithmetic(tmp_path: Path) -> None:
     )
 
 
+def test_a_long_name_does_not_widen_a_table(tmp_path: Path) -> None:
+    made(tmp_path, "a", host="h" * 5000)
+    made(tmp_path, "b")
+    lines = invoke("fleet", tmp_path, "--by", "replica", "--jobs", 1).stdout.splitlines()
+    assert max(map(len, lines)) < 160
+
+
 def test_sessions_that_cannot_be_read_are_listed(tmp_path: Path) -> None:
     made(tmp_path, "good")
     old = made(tmp_path, "old").folder

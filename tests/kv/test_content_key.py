@@ -267,6 +267,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         (tmp_path / "pipe", "is no plain file"),
         (tmp_path, "is no plain file"),
         (tmp_path / "gone", "No such file"),
+        (Path("/proc/self/mem"), "^/proc/self/mem: "),  # It opens, and cannot be read.
     ):
         with pytest.raises(content_secret.SecretError, match=said):
             content_secret.read(config.read({config.CONTENT_KEY: str(path)}), None)

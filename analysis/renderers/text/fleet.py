@@ -12,9 +12,13 @@ from analysis.renderers.text.layout import Line, note, row, section, table, wrap
 from analysis.renderers.text.painting import paint, plain
 from analysis.wording import fleet as words
 from analysis.wording.formats import number, percent, share
+from analysis.wording.printable import shortened
 
 SHOWN = 30
 """So many groups, replicas that stand out, and sessions that failed are shown; JSON has all."""
+
+LONGEST = 60
+"""Characters of a name in a table, which is as wide as its longest; JSON and the page have all."""
 
 
 def write(found: Fleet, out: TextIO) -> None:
@@ -104,7 +108,7 @@ _HEADS = ("", "sessions", "requests", "hit rate", "evict.", "preempt.", "held", 
 def _groups(groups: tuple[Group, ...]) -> Iterator[Line]:
     rows = [
         (
-            group.name,
+            shortened(group.name, LONGEST),
             number(group.counts.sessions),
             number(group.counts.ended),
             share(group.figures.hit_rate),
@@ -148,7 +152,7 @@ def _routing(found: Fleet) -> Iterator[Line]:
         yield ()
         heads = ("", "lost to routing", "to apart caches")
         rows = [
-            (one.replica, number(one.routed_tokens), number(one.shared_tokens))
+            (shortened(one.replica, LONGEST), number(one.routed_tokens), number(one.shared_tokens))
             for one in routing.replicas[:SHOWN]
         ]
         yield from table(heads, rows)

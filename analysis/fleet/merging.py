@@ -46,6 +46,14 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Double:
+    """A session that is at another path, too: ``same_as``, which counts."""
+
+    path: str
+    same_as: str
+
+
+@dataclass(frozen=True)
 class One:
     """One session in short."""
 
@@ -73,7 +81,8 @@ class Group:
 class Fleet:
     """All sessions of a fleet. ``by``: what ``groups`` are by. ``groups``, ``replicas`` and
     ``sessions`` are sorted by name, ``sessions`` by path. ``routing``: see there. ``failed``:
-    sessions that could not be read; they are in no figure."""
+    sessions that could not be read; they are in no figure. ``doubles``: paths of sessions that
+    count by another path."""
 
     by: str
     whole: Group
@@ -83,6 +92,7 @@ class Fleet:
     outliers: tuple[Outlier, ...]
     routing: Routing
     failed: tuple[Failed, ...]
+    doubles: tuple[Double, ...]
 
 
 @dataclass
@@ -126,13 +136,14 @@ class Merging:
         self._sessions: dict[str, One] = {}
         self._paths: dict[tuple[str, str | None, str | None], str] = {}
         self._failed: list[Failed] = []
+        self._doubles: list[Double] = []
 
     def add(self, partial: Partial) -> bool:
         """Add a session's partial; False where the fleet has that session already."""
         origin = partial.origin
         name = (origin.session_id, origin.started_at, origin.host)
         if name in self._paths:
-            self.fail(Failed(origin.path, f"it is the same session as {self._paths[name]}"))
+            self._doubles.append(Double(origin.path, self._paths[name]))
             return False
         self._paths[name] = origin.path
         key = KEYS[self._by](origin) or UNKNOWN
@@ -162,6 +173,7 @@ class Merging:
             outliers=outliers.find(self._compared()),
             routing=routing,
             failed=tuple(sorted(self._failed, key=lambda one: (one.path, one.reason))),
+            doubles=tuple(sorted(self._doubles, key=lambda one: one.path)),
         )
 
     def _compared(self) -> list[Replica]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from analysis.fleet.merging import Fleet, One
@@ -26,8 +27,8 @@ NAMES: Mapping[str, str] = {
 """Of the measures by which replicas are compared."""
 
 NOTHING_JOINED = (
-    "What replicas had to compute although another one had it is not known: their contents have no "
-    "key in common (VLLM_PROFILING_CONTENT_KEY gives them one)."
+    "Not known: no two sessions have contents that compare. Record all replicas with the same "
+    "VLLM_PROFILING_CONTENT_KEY."
 )
 ALL_ALIKE = "None: of each figure, no replica is far from the median of those like it."
 TOO_FEW = "Not known: that takes four replicas of one model and deployment at least."
@@ -42,7 +43,9 @@ def hours(value: float) -> str:
 
 
 def quantile(found: Quantile | None) -> str:
-    """The estimate."""
+    """The estimate. In the first bin, which begins at 0, its bound: it may be far below."""
+    if found is not None and not found.low_sec and found.high_sec is not None:
+        return f"< {_plain(found.high_sec)}"
     return seconds(None if found is None else found.sec)
 
 
@@ -52,6 +55,8 @@ def bounds(found: Quantile | None) -> str:
         return "n/a"
     if found.high_sec is None:
         return f"{seconds(found.low_sec)} or more"
+    if not found.low_sec:
+        return quantile(found)
     return f"{seconds(found.sec)} ({_plain(found.low_sec)} to {_plain(found.high_sec)})"
 
 
@@ -88,7 +93,8 @@ def routing(found: Routing) -> Iterator[str]:
     """Sentences on what replicas had to compute although another one had it."""
     if not found.joined:
         yield NOTHING_JOINED
-        yield from found.because
+        for reason in found.because:
+            yield f"Why: {reason}."
         return
     yield (
         f"{number(found.routed_tokens)} of {number(found.query_tokens)} prompt tokens were "
@@ -106,14 +112,23 @@ def routing(found: Routing) -> Iterator[str]:
 def arithmetic(bill: Bill, item: Item) -> str:
     """How an item came about."""
     return (
-        f"{_amount(item, item.part)} / {_amount(item, item.whole)} {item.unit} x "
-        f"{bill.gpu_hours:,.2f} GPU-hours = {item.gpu_hours:,.2f} GPU-hours; "
-        f"x {bill.gpu_hour:g} = {item.cost:,.2f}"
+        f"{_wasted(item, item.part)} / {_wasted(item, item.whole)} {item.unit} x "
+        f"{amount(bill.gpu_hours)} GPU-hours = {amount(item.gpu_hours)} GPU-hours; "
+        f"x {bill.gpu_hour:g} = {amount(item.cost)}"
     )
 
 
-def _amount(item: Item, value: float) -> str:
-    return f"{value:,.1f}" if item.name == IDLE else number(value)
+def amount(value: float) -> str:
+    """Hours or money: with two decimals, and as many more as three digits take."""
+    if not value or value >= 1:
+        return f"{value:,.2f}"
+    return f"{value:.{min(6, 2 - math.floor(math.log10(value)))}f}"
+
+
+def _wasted(item: Item, value: float) -> str:
+    if item.name != IDLE:
+        return number(value)
+    return f"{value:,.1f}" if value >= 100 else amount(value)
 
 
 def state(one: One) -> str:

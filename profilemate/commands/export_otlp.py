@@ -59,7 +59,9 @@ class OtlpOptions:
 
 
 def otlp(options: OtlpOptions) -> int:
-    """Write a session's requests as spans for OpenTelemetry, or send them to a collector.
+    """Write or send a session's requests as OpenTelemetry's spans.
+
+    They go to a file, or with --endpoint to a collector.
 
     Each request that ended is a span with its phases below it: queued, prefill, decode, preempted.
     It joins the trace that its client put it into (traceparent), beside vLLM's own span; any other
@@ -70,7 +72,7 @@ def otlp(options: OtlpOptions) -> int:
 
     \b
     Examples:
-      profilemate export otlp                   the newest session, into its folder
+      profilemate export otlp           the newest session, into its folder
       profilemate export otlp ~/runs --endpoint http://127.0.0.1:4318
       profilemate export otlp --window 10s:20s -o slow.jsonl
 

@@ -75,8 +75,7 @@ def pack(options: PackOptions) -> int:
         packed = work(options.session, options.output, progress)
     share = 100 * packed.bytes / packed.text_bytes if packed.text_bytes else 0
     show_line(
-        f"{packed.text_bytes / 1e6:,.1f} MB of tables are {packed.bytes / 1e6:,.1f} MB as Parquet, "
-        f"{share:.1f} %"
+        f"{_size(packed.text_bytes)} of tables are {_size(packed.bytes)} as Parquet, {share:.1f} %"
     )
     if packed.as_text:
         show_line(
@@ -84,6 +83,10 @@ def pack(options: PackOptions) -> int:
         )
     show_line(packed.place)
     return 0
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
 
 
 def unpack(options: UnpackOptions) -> int:

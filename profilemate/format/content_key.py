@@ -49,5 +49,7 @@ def apart_because(founding: Founding, basis: str | None, of_engine: str | None) 
     if founding.contents and basis is not None:
         return None
     if not founding.contents:
-        return founding.contents_apart or "VLLM_PROFILING_CONTENT_KEY is not set"
+        return founding.contents_apart or (
+            "VLLM_PROFILING_CONTENT_KEY is not set to a file's absolute path or to 'deployment'"
+        )
     return of_engine or "no engine recorded"

@@ -126,11 +126,19 @@ def test_each_command_teaches_in_80_columns(command: str) -> None:
     assert "  2  " in codes
 
 
+@pytest.mark.parametrize("kind", ["perfetto", "load", "otlp"])
+def test_each_export_teaches_in_80_columns(kind: str) -> None:
+    shown = invoke("export", kind, "--help").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert f"profilemate export {kind}" in shown.partition("Examples:")[2]
+
+
 def test_the_help_lists_the_commands() -> None:
     listed = invoke("--help").stdout.partition("Commands:\n")[2]
     assert re.findall(r"^  (\w+) ", listed, re.MULTILINE) == NAMES
     # Nothing of what a command does is cut off.
     assert "..." not in listed
+    assert "..." not in invoke("export", "--help").stdout.partition("Commands:\n")[2]
 
 
 def test_a_command_imports_no_other_one() -> None:

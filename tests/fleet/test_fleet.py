@@ -254,8 +254,9 @@ def test_the_bill_shows_its_arithmetic(tmp_path: Path) -> None:
     assert (idle["part"], idle["whole"]) == pytest.approx((500 / 3600, 1000 / 3600))
     assert idle["cost"] == pytest.approx(0.01)
     said = invoke("fleet", tmp_path, "--gpu-hour", 3600, "--jobs", 1).stdout
-    assert "derived: 0.1 / 0.3 block-hours x 0.01 GPU-hours = 0.00 GPU-hours; x 3600 = 10.00" in (
-        " ".join(said.split())
+    assert (
+        "derived: 0.139 / 0.278 block-hours x 0.00556 GPU-hours = 0.00278 GPU-hours; x 3600 = 10.00"
+        in (" ".join(said.split()))
     )
 
 
@@ -291,9 +292,38 @@ def test_nothing_that_can_be_read_is_an_error(tmp_path: Path) -> None:
 def test_a_session_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     made(tmp_path / "one", "a")
     made(tmp_path / "two", "a")
-    found = fleet(tmp_path, code=1)
+    found = fleet(tmp_path)
     assert found["whole"]["counts"]["sessions"] == 1
-    assert "it is the same session as" in found["failed"][0]["reason"]
+    one, two = (str(tmp_path / folder / "session_a") for folder in ("one", "two"))
+    assert found["doubles"] == [{"path": two, "same_as": one}]
+    assert found["failed"] == []
+    page = tmp_path / "fleet.html"
+    assert invoke("fleet", tmp_path, "--jobs", 1, "-o", page).returncode == 0
+    for said in (invoke("fleet", tmp_path, "--jobs", 1).stdout, page.read_text()):
+        assert "Sessions that are there twice, and count once" in said
+        assert "could not be read" not in said
+
+
+@pytest.mark.parametrize("name", ["m", "meta-llama/Llama-3.3-70B-Instruct"])
+def test_the_text_has_80_columns(tmp_path: Path, name: str) -> None:
+    waited = {"first_token": histogram([35 * 10**6]), "finished": {"stop": 123_456}}
+    found = {"requests": 1, "query_tokens": 1000, "hit_tokens": 1000}
+    session = made(tmp_path, "a", engine(requests=waited, prefix_cache=found), deployment=name)
+    session.usage((0, 100))
+    said = invoke("fleet", tmp_path, "--jobs", 1, "--by", "deployment").stdout
+    groups = said.split("By deployment\n")[1].split("\n\n")[0].splitlines()
+    assert max(map(len, said.replace(str(tmp_path), "").splitlines())) <= 80
+    assert groups[1].split()[0] == name
+    assert " 1   123,456  100.00 % " in groups[-1]
+
+
+def test_a_quantile_in_the_first_bin_is_a_bound(tmp_path: Path) -> None:
+    """That bin is from 0 to 1 ms: 20 us would be shown as 500 us."""
+    waited = {"queue": histogram([20_000] * 9), "first_token": histogram([20_000] * 9)}
+    made(tmp_path, "a", engine(requests=waited))
+    said = " ".join(invoke("fleet", tmp_path, "--jobs", 1).stdout.split())
+    assert "Time in the queue < 1 ms half of the requests; 95 %: < 1 ms" in said
+    assert "n/a < 1 ms < 1 ms evict." in said
 
 
 def test_folders_patterns_and_snapshots(tmp_path: Path) -> None:

@@ -109,5 +109,6 @@ def test_contents_of_their_own_are_left_out_and_said(deployment: Deployment) -> 
     assert (routing["joined"], routing["apart"], routing["hit_rate"]) == (0, 2, None)
     assert routing["because"] == ["there is no key"]
     said = " ".join(invoke("fleet", deployment.folder, "--jobs", 1).stdout.split())
-    assert "their contents have no key in common" in said
+    assert "no two sessions have contents that compare" in said
+    assert "Why: there is no key." in said
     assert "there is no key" in said

@@ -128,7 +128,9 @@ def test_two_processes_with_one_secret(model: Path, key: Path, tmp_path: Path) -
     assert a.metadata["contents_apart_because"] is None
     assert not ids(a) & ids(c)
     assert c.metadata["contents_key"] is None
-    assert c.metadata["contents_apart_because"] == "VLLM_PROFILING_CONTENT_KEY is not set"
+    assert c.metadata["contents_apart_because"] == (
+        "VLLM_PROFILING_CONTENT_KEY is not set to a file's absolute path or to 'deployment'"
+    )
     once = {number for row in c.requests().values() for number in row["hash_ids"][2:]}
     assert (ids(c) - once).isdisjoint(ids(d))
 

@@ -250,6 +250,12 @@ class TestOtherReaders:
         assert column.statistics.has_min_max
 
 
+def test_sizes_of_a_small_session_are_in_kilobytes(tmp_path: Path) -> None:
+    large_session.write(tmp_path / "small", 100)
+    said = invoke("pack", tmp_path / "small", "-o", tmp_path / "parquet").stdout.splitlines()[0]
+    assert re.fullmatch(r"[1-9]\S* kB of tables are [1-9]\S* kB as Parquet, [1-9]\S* %", said)
+
+
 class TestRefusals:
     def test_a_session_that_runs(self, tmp_path: Path) -> None:
         folder = running_session(tmp_path)

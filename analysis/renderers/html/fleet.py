@@ -39,6 +39,10 @@ def render(found: Fleet, reports: Mapping[str, str] | None = None) -> str:
             "Sessions to look at",
             ((one.origin.path, said) for one in found.sessions if (said := words.state(one))),
         ),
+        doubles=_listed(
+            "Sessions that are there twice, and count once",
+            ((one.path, f"the same as {one.same_as}") for one in found.doubles),
+        ),
         failed=_listed(
             "Sessions that could not be read", ((one.path, one.reason) for one in found.failed)
         ),
@@ -145,7 +149,7 @@ def _row(name: str, group: Group, odd: set[str]) -> str:
     kind = "held odd" if "usage" in odd else "held"
     attributes[4] = f' class="{kind}" style="--share:{100 * (figures.usage or 0):.2f}%"'
     if group.bill is not None:
-        cells += [f"{item.cost:,.2f}" for item in group.bill.items]
+        cells += [words.amount(item.cost) for item in group.bill.items]
         attributes += [""] * len(group.bill.items)
     shown = "".join(
         f"<td{attribute}>{text(cell)}</td>"
@@ -186,14 +190,14 @@ def _bill(whole: Group) -> str:
     if bill is None:
         return ""
     rows = [
-        f'<tr><th scope="row">{text(item.name)}</th><td>{item.cost:,.2f}</td>'
+        f'<tr><th scope="row">{text(item.name)}</th><td>{words.amount(item.cost)}</td>'
         f"<td>{text(words.arithmetic(bill, item))}</td></tr>"
         for item in bill.items
     ]
     heads = ("derived", "cost", "how it came about")
     return (
-        f"<h2>What waste cost</h2><p>{bill.gpu_hours:,.2f} GPU-hours x {bill.gpu_hour:g} = "
-        f"{bill.cost:,.2f} in all. {text(words.DERIVED)}</p>"
+        f"<h2>What waste cost</h2><p>{words.amount(bill.gpu_hours)} GPU-hours x "
+        f"{bill.gpu_hour:g} = {words.amount(bill.cost)} in all. {text(words.DERIVED)}</p>"
         f'<div class="wide" tabindex="0"><table class="text">{_table(heads, rows)}</table></div>'
     )
 

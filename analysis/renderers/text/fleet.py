@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from analysis.fleet.merging import Failed, Fleet, Group
+from analysis.fleet.merging import Double, Failed, Fleet, Group
 from analysis.fleet.outliers import FEWEST
-from analysis.renderers.text.layout import Line, note, row, section, table, wrapped
+from analysis.renderers.text.layout import WIDTH, Line, note, row, section, table, wrapped
 from analysis.renderers.text.painting import paint, plain
 from analysis.wording import fleet as words
 from analysis.wording.formats import number, percent, share
@@ -39,6 +39,7 @@ def _layout(found: Fleet) -> Iterator[Line]:
     yield from section("What another replica had", _routing(found))
     yield from section("What waste cost", _bill(found.whole))
     yield from section("Sessions to look at", _doubtful(found))
+    yield from section("Sessions that are there twice, and count once", _doubles(found.doubles))
     yield from section("Sessions that could not be read", _failed(found.failed))
 
 
@@ -120,13 +121,26 @@ def _groups(groups: tuple[Group, ...]) -> Iterator[Line]:
         )
         for group in groups[:SHOWN]
     ]
-    yield from table(_HEADS, rows)
+    yield from _named(rows)
     yield from _others(len(groups))
     yield ()
     yield from note(
         "evict., preempt.: tokens computed again because of these, of all tokens. first, p95: time "
         "to the first token, half and 95 % of the requests."
     )
+
+
+def _named(rows: Sequence[tuple[str, ...]]) -> Iterator[Line]:
+    """The table of groups. Where names make it too wide, each has a line of its own."""
+    lines = list(table(_HEADS, rows))
+    if all(sum(len(text) for text, _ in line) <= WIDTH for line in lines):
+        yield from lines
+        return
+    head, *figures = table(_HEADS, [("", *cells) for _, *cells in rows])
+    yield head
+    for (name, *_), line in zip(rows, figures, strict=True):
+        yield from wrapped("  ", name, "", "label")
+        yield line
 
 
 def _outliers(found: Fleet) -> Iterator[Line]:
@@ -165,14 +179,14 @@ def _bill(whole: Group) -> Iterator[Line]:
         return
     yield from row(
         "All",
-        f"{bill.cost:,.2f}",
-        f"{bill.gpu_hours:,.2f} GPU-hours x {bill.gpu_hour:g}",
+        words.amount(bill.cost),
+        f"{words.amount(bill.gpu_hours)} GPU-hours x {bill.gpu_hour:g}",
     )
     for item in bill.items:
         label = (
             item.name.capitalize() if item.name.islower() else item.name[0].upper() + item.name[1:]
         )
-        yield from row(label, f"{item.cost:,.2f}", f"derived: {words.arithmetic(bill, item)}")
+        yield from row(label, words.amount(item.cost), f"derived: {words.arithmetic(bill, item)}")
     yield ()
     yield from note(words.DERIVED)
 
@@ -188,6 +202,12 @@ def _failed(failed: tuple[Failed, ...]) -> Iterator[Line]:
     for one in failed[:SHOWN]:
         yield from wrapped("  - ", f"{one.path}: {one.reason}", "warning", "")
     yield from _others(len(failed))
+
+
+def _doubles(doubles: tuple[Double, ...]) -> Iterator[Line]:
+    for one in doubles[:SHOWN]:
+        yield from wrapped("  - ", f"{one.path}: the same as {one.same_as}", "", "")
+    yield from _others(len(doubles))
 
 
 def _others(count: int) -> Iterator[Line]:

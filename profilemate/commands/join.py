@@ -49,8 +49,8 @@ def join(options: JoinOptions) -> int:
     """Make one session of those of a deployment on several hosts.
 
     Each host of a deployment writes a session of its own. The joined one has the rows of all of
-    them, with the times of the earliest, and every command reads it. Their times meet on the hosts'
-    wall clocks; the summary says how far these may be apart.
+    them, with the times of the earliest, and every command but fleet and metrics reads
+    it. Their times meet on the hosts' wall clocks; the summary says how far these may be apart.
 
     \b
     Examples:

@@ -138,5 +138,8 @@ def _work(connection: Connection, task: Task) -> None:
 
 
 def _end(_: int, __: FrameType | None) -> None:
-    """Ends what this process has begun, too, as completing a session."""
+    """Ends what this process has begun, too, as completing a session. What was interrupted may make
+    another error of it, which is nobody's business any more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
     sys.exit(1)

@@ -378,8 +378,11 @@ class TestNumbersThatDriveLoops:
     def test_in_metadata_are_not_known(self, session: SessionBuilder, value: Any) -> None:
         metadata: dict[str, Any] = {}
         for name in facts.COUNTS:
-            section, _, key = name.partition(".")
-            metadata.setdefault(section, {})[key] = value
+            *sections, key = name.split(".")
+            place = metadata
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[key] = value
         session.metadata(**metadata, groups=[{"kind": "FullAttentionSpec", "block_size": value}])
         session.usage((1, 40))
         warnings = summarize(open_session(session.folder)).warnings

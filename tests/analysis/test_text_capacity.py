@@ -14,7 +14,14 @@ from analysis.pool.holders import Holder, Holders, Suspect
 from analysis.pool.pressure import BANDS
 from analysis.renderers.text.layout import Line
 from analysis.renderers.text.sections import fragmentation, holders, scheduling, waiting
-from analysis.requests.scheduling import PerStep, Pressure, Scheduling
+from analysis.requests.scheduling import (
+    PHASES,
+    EncoderInputs,
+    PerStep,
+    PhaseSteps,
+    Pressure,
+    Scheduling,
+)
 from analysis.requests.waiting import Reason, Waiting
 from analysis.stats.spread import Spread
 from analysis.tables import facts
@@ -94,6 +101,8 @@ def test_scheduling() -> None:
         *(COUNTED, COUNTED, COUNTED),
         *(SPREAD, SPREAD, SPREAD),
         by_pressure=tuple(pressure(band, MANY, MANY) for band in BANDS),
+        by_phase=tuple(PhaseSteps(phase, MANY, MANY, MANY, COUNTED) for phase in PHASES),
+        encoder=EncoderInputs(MANY, MANY, MANY),
     )
     text = said(scheduling.lines(found))
     assert "Steps 100,000,000 100,000,000 of prompts, 100,000,000 of answers" in text

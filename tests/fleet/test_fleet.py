@@ -402,7 +402,12 @@ def has_polars(process: str) -> bool:
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     for number in range(100):
         made(tmp_path, f"s{number}")
-    command = [sys.executable, "-m", "profilemate", "fleet", str(tmp_path), "--jobs", "2"]
+    # A shell's background ignores Ctrl-C, and so would what starts there.
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from profilemate.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "fleet", str(tmp_path), "--jobs", "2"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from tests.storage import s3
 @pytest.fixture(scope="session")
 def port() -> Iterator[int]:
     """The S3 server that all tests of this folder share. Each has a place of its own in it."""
-    # A line for each request would bury what a failing test says.
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with s3.server() as port:
         yield port
 

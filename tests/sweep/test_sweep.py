@@ -71,7 +71,7 @@ def test_the_table_as_text_and_csv(shell: Shell) -> None:
     done = shell.sweep("--set", "max-num-seqs=1,4", "--repeat", "3")
     # Without the memory that the stand-in took.
     lines = [
-        re.sub(r" host mem\.| [\d.]+ MiB", "", " ".join(line.split()))
+        re.sub(r" host mem\.| [\d.]+ [MG]iB", "", " ".join(line.split()))
         for line in done.stdout.splitlines()
     ]
     assert "max-num-seqs output tok/s min to max" in lines

@@ -71,12 +71,10 @@ def _by_phase(phases: Sequence[PhaseSteps]) -> Iterator[Line]:
             f"{each.prefill_tokens:,}",
             f"{each.decode_tokens:,}",
             f"{each.tokens.mean:,.1f}",
-            f"{each.tokens.p95:,.0f}",
-            f"{each.tokens.max:,.0f}",
         )
         for each in phases
     ]
-    heads = ("Tokens by phase", "steps", "of prompts", "of answers", "a step", "95th pct.", "max")
+    heads = ("Tokens by phase", "steps", "of prompts", "of answers", "a step")
     yield from table(heads, rows)
 
 

@@ -183,8 +183,8 @@ def test_phases_and_encoder_in_the_summary(session: SessionBuilder) -> None:
     section = text.partition("\nScheduling\n")[2].partition("\n\n")[0]
     for line in (
         "Encoder             2 items  in 1 step, 600 tokens",
-        "Tokens by phase       steps  of prompts  of answers   a step  95th pct.    max",
-        "Prefill alone             1       1,000           0  1,000.0      1,000  1,000",
-        "Decode alone              1           0           7      7.0          7      7",
+        "Tokens by phase       steps  of prompts  of answers   a step",
+        "Prefill alone             1       1,000           0  1,000.0",
+        "Decode alone              1           0           7      7.0",
     ):
         assert line in section

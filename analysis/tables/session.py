@@ -623,8 +623,7 @@ def _of_hosts(metadata: Mapping[str, Any]) -> str:
         return ""
     error = number(joined.get("error_sec"))
     sure = (
-        "how far their clocks are apart is not known, as nothing that their kernels know of keeps "
-        "them in time"
+        "how far their clocks are apart is not known, as no time service (NTP) is known to set them"
         if error is None
         else f"their clocks agree to within {1000 * error:.3g} ms, as their kernels say"
     )

@@ -40,8 +40,11 @@ from analysis.renderers.text.sections import (
 )
 from analysis.summary import About, Summary
 from analysis.wording import sections as headings
+from analysis.wording.printable import shortened
 from analysis.wording.run_totals import HEADING
 from analysis.wording.session import MORE, more, paused, removed, unfinished, warm_up
+
+_TITLE = 65
 
 
 def write(summary: Summary, out: TextIO) -> None:
@@ -112,7 +115,7 @@ def header(summary: Summary) -> Iterator[Line]:
 
 
 def _about(about: About) -> Iterator[Line]:
-    yield (("profilemate  ", "label"), (about.session_id, "title"))
+    yield (("profilemate  ", "label"), (shortened(about.session_id, _TITLE), "title"))
     yield ((about.directory, "label"),)
     if about.state != "complete":
         yield from wrapped(f"{unfinished(about.state)}: ", about.note or "", "warning", "")

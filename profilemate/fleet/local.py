@@ -22,6 +22,7 @@ from types import FrameType
 from analysis.fleet.merging import Failed
 from profilemate.fleet.order import Order
 from profilemate.fleet.reading import Read, read
+from profilemate.interrupts import no_interrupts
 
 END_SEC = 5
 TRIES = 2
@@ -105,14 +106,9 @@ def _started(task: Task) -> _Worker:
     process = multiprocessing.get_context("spawn").Process(
         target=_work, args=(there, task), daemon=True
     )
-    # Ctrl-C reaches all processes of a terminal: the one that started this one ends it. What is
-    # blocked here stays so there.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        with _one_thread():
-            process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # Ctrl-C reaches all processes of a terminal: the one that started this one ends it.
+    with no_interrupts(), _one_thread():
+        process.start()
     there.close()
     return _Worker(process, here)
 

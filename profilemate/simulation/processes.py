@@ -7,18 +7,17 @@ import multiprocessing
 import pickle
 import signal
 import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from analysis.whatif.configuration import Configuration
+from profilemate.interrupts import no_interrupts
 from profilemate.simulation.worker import Done, Failed, Message, Progress, Task, work
 
 END_SEC = 5
@@ -184,31 +183,10 @@ def _start(folder: Path) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, folder), daemon=True)
-    with _no_interrupts():
+    with no_interrupts():
         process.start()
     theirs.close()
     return _Worker(process, ours)
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C from their first moment on: this one ends them. A Ctrl-C
-    that comes meanwhile takes effect at the end."""
-    # Python starts it with the first process, and it would let interrupts in again.
-    resource_tracker.ensure_running()
-    came: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()
-    # The mask is for the processes. Here another thread may take the signal, and the handler runs.
-    handler = signal.signal(signal.SIGINT, lambda *_: came.append(1)) if is_main else None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if is_main:
-            signal.signal(signal.SIGINT, handler)
-    if came:
-        signal.raise_signal(signal.SIGINT)
 
 
 def _received(worker: _Worker) -> Message:

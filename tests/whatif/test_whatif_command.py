@@ -180,11 +180,11 @@ def test_an_interrupt_while_a_worker_starts_is_quiet(session: Path) -> None:
 
 INTERRUPTED = """
 import os, signal, threading, time
-from profilemate.simulation.processes import _no_interrupts
+from profilemate.interrupts import no_interrupts
 signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 try:
-    with _no_interrupts():
+    with no_interrupts():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)
         print("started", flush=True)

@@ -166,22 +166,18 @@ def imbalance_between(first: Look | None, after: Worker) -> float | None:
     return sum(ratios) / len(ratios) if ratios else None
 
 
-def cost_between(first: Look | None, last: Look, process: Process) -> Cost | None:
-    """What recording took of this process between two looks, or since the session began; None
-    where no time passed."""
-    if first is None:
-        return _cost(process.hook_ns, process.writing_ns, last.until_ns / 1e9)
+def cost_between(first: Look, last: Look, process: Process) -> Cost | None:
+    """What recording took of this process between two looks; None where no time passed."""
+    seconds = seconds_between(first, last)
     before = next(
         (p for p in first.processes if (p.role, p.rank) == (process.role, process.rank)), None
     )
-    if before is None:
+    if not seconds or before is None:
         return None
-    hook_ns, writing_ns = process.hook_ns - before.hook_ns, process.writing_ns - before.writing_ns
-    return _cost(hook_ns, writing_ns, seconds_between(first, last))
-
-
-def _cost(hook_ns: int, writing_ns: int, seconds: float) -> Cost | None:
-    return Cost(hook_ns / seconds / 1e7, writing_ns / seconds / 1e7) if seconds else None
+    return Cost(
+        hooks_pct=(process.hook_ns - before.hook_ns) / seconds / 1e7,
+        writing_pct=(process.writing_ns - before.writing_ns) / seconds / 1e7,
+    )
 
 
 def median(counts: Sequence[int], bounds: Sequence[int]) -> Median | None:

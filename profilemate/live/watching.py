@@ -78,8 +78,7 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class ProcessView:
-    """What recording takes of a core, in percent, and what went wrong. It is of the longest window,
-    and of the whole run where there is none."""
+    """What recording takes of a core in the longest window, in percent, and what went wrong."""
 
     role: str
     rank: int
@@ -202,7 +201,7 @@ class Watcher:
             hottest=self._prefixes.hottest(),
             workers=tuple(_workers(found, windows)),
             gpus=found.gpus,
-            processes=tuple(_process(each, found, windows) for each in found.processes),
+            processes=tuple(_process(each, windows) for each in found.processes),
             segments=whole(self._metadata.get("segments")) or 0,
             window_begin_sec=_window_begin(self._metadata),
             snapshots=_snapshots(self._metadata),
@@ -315,8 +314,8 @@ def _workers(last: Look, windows: list[tuple[Look, Look]]) -> list[WorkerView]:
     ]
 
 
-def _process(process: Process, last: Look, windows: list[tuple[Look, Look]]) -> ProcessView:
-    cost = rates.cost_between(windows[-1][0] if windows else None, last, process)
+def _process(process: Process, windows: list[tuple[Look, Look]]) -> ProcessView:
+    cost = rates.cost_between(*windows[-1], process) if windows else None
     return ProcessView(
         role=process.role,
         rank=process.rank,

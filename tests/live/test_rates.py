@@ -174,8 +174,6 @@ def test_cost_by_hand() -> None:
     assert cost_between(first, look_at(10, processes=(spent,)), spent) == Cost(0.5, 1.0)
     assert cost_between(first, look_at(10), Process("worker", 0, 0, 0, 5, 5)) is None
     assert cost_between(first, first, spent) is None
-    assert cost_between(None, look_at(10, processes=(spent,)), spent) == Cost(0.51, 1.1)
-    assert cost_between(None, look_at(0), spent) is None
 
 
 @given(st.lists(st.integers(0, 10**15), max_size=40))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import SessionError, unreadable
-from analysis.tables.faults import no_number, shown
+from analysis.tables import index_file
+from analysis.tables.faults import shown
 from analysis.tables.files import opened
 from analysis.tables.kept_text import KeptText
 from analysis.tables.metadata import listed, whole
@@ -71,21 +71,13 @@ def read(directory: Path) -> ParquetIndex:
             content = file.read(_LONGEST + 1)
     except OSError as error:
         raise unreadable(path, error) from None
-    if len(content) > _LONGEST:
-        raise _refused(path, f"it is larger than {_LONGEST >> 20} MiB")
-    try:
-        index = json.loads(content, parse_constant=no_number)
-    except (ValueError, RecursionError):
-        raise _refused(path, "it is not JSON") from None
-    if not isinstance(index, Mapping):
-        raise _refused(path, "it is not a JSON object")
-    version = whole(index.get("parquet_version"))
-    if version != PARQUET_VERSION:
-        raise _refused(
-            path,
-            f"its parquet_version is {shown(str(version))}, and this analyzer reads "
-            f"{PARQUET_VERSION}",
-        )
+    index = index_file.parsed(
+        content,
+        longest=_LONGEST,
+        key="parquet_version",
+        version=PARQUET_VERSION,
+        refused=lambda what: _refused(path, what),
+    )
     try:
         files = tuple(_file(entry, directory) for entry in listed(index.get("files")))
         _refuse_twice([each.path for each in files])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import SessionError
-from analysis.tables.faults import no_number, shown
+from analysis.tables import index_file
+from analysis.tables.faults import shown
 from analysis.tables.files import opened
 from analysis.tables.metadata import number, whole
 from analysis.tables.schema import FORMAT_VERSION, LONGEST_SEC
@@ -58,21 +58,13 @@ def parsed(content: bytes, path: Path) -> SegmentIndex:
         SessionError: it is damaged, or of another format.
 
     """
-    if len(content) > LONGEST:
-        raise _refused(path, f"it is larger than {LONGEST >> 20} MiB")
-    try:
-        index = json.loads(content, parse_constant=no_number)
-    except (ValueError, RecursionError):
-        raise _refused(path, "it is not JSON") from None
-    if not isinstance(index, Mapping):
-        raise _refused(path, "it is not a JSON object")
-    version = whole(index.get("format_version"))
-    if version != FORMAT_VERSION:
-        raise _refused(
-            path,
-            f"its format_version is {shown(str(version))}, and this analyzer reads "
-            f"{FORMAT_VERSION}",
-        )
+    index = index_file.parsed(
+        content,
+        longest=LONGEST,
+        key="format_version",
+        version=FORMAT_VERSION,
+        refused=lambda what: _refused(path, what),
+    )
     begin_sec, end_sec = _time(index, "begin_sec", path), _time(index, "end_sec", path)
     tables = index.get("tables")
     if not isinstance(tables, Mapping):
